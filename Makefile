@@ -1,0 +1,53 @@
+# Two commands do all the set-up: `make dev` runs the platform, `make test`
+# passes the tests. Both find or install what they need.
+
+GO       ?= go
+BIN      := bin/weir
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+LINT     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+FUZZTIME ?= 5m
+
+.PHONY: dev build test check generate lint fmt bench faults fuzz clean postgres
+
+## dev: run everything in one process, with a private Postgres in ./.weir
+dev: postgres build
+	@exec ./$(BIN) dev
+
+## build: the one binary
+build:
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/weir
+
+## test: format, vet, lint, generated code, every test with -race on a real Postgres
+test: postgres check
+	$(GO) test -race -timeout 12m ./...
+
+## check: what needs no database
+check: fmt generate lint
+
+fmt:
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
+	@$(GO) vet ./...
+
+## generate: generated code must be what the sources say
+generate:
+	@sh .ci/generated.sh
+
+lint:
+	@CGO_ENABLED=0 $(GO) run $(LINT) run
+
+## bench: ours against raw River and peers, interleaved, as ratios
+bench: postgres build
+	cd bench && $(GO) run . -weir ../$(BIN) $(BENCHFLAGS)
+
+## fuzz: the hostile edge, FUZZTIME each
+fuzz:
+	$(GO) test ./api/rpc -run '^$$' -fuzz FuzzServe -fuzztime $(FUZZTIME)
+	$(GO) test ./workers/model -run '^$$' -fuzz FuzzOffline -fuzztime $(FUZZTIME)
+
+## postgres: finds Postgres binaries, or installs Debian's
+postgres:
+	@sh .ci/postgres.sh
+
+clean:
+	rm -rf bin .weir

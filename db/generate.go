@@ -1,0 +1,5 @@
+// Package db holds the schema, its migrations, and every fixed query with the
+// Go that sqlc makes of it. Files ending in .gen.go are sqlc's output.
+package db
+
+//go:generate go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1 generate -f ../sqlc.yaml

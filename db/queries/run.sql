@@ -1,0 +1,93 @@
+-- name: RunGet :one
+SELECT * FROM run WHERE tenant_id = @tenant_id AND id = @id;
+
+-- name: RunHeader :one
+-- What never changes of a run, for ops that lock it by its neighbours' order.
+SELECT id, tenant_id, kind, session_id, root_run_id, parent_run_id, depth FROM run WHERE id = @id;
+
+-- name: RunSteps :many
+SELECT seq, kind, status, call_id, name, attempt, output, started_at, finished_at FROM step WHERE run_id = @run_id ORDER BY seq;
+
+-- name: RunOutcome :one
+-- What a waiting caller needs to know of a run.
+SELECT state, end_reason, result, error, waits_for FROM run WHERE tenant_id = @tenant_id AND id = @id;
+
+-- name: RunHistory :many
+-- The stored conversation before a turn: what earlier turns of the lane asked,
+-- answered and did. Requests that wait behind the turn are not part of it.
+SELECT e.seq, e.type, e.run_id, e.content
+FROM event e
+WHERE e.session_id = @session_id AND e.seq > @from_seq AND e.run_id <> @run_id
+  AND e.type IN ('agent.request', 'agent.response', 'agent.clarify', 'tool.request', 'tool.response')
+  AND NOT (e.type = 'agent.request' AND e.seq > @request_seq)
+ORDER BY e.seq;
+
+-- name: RunHeldBy :many
+-- The runs a worker holds, as the database sees it.
+SELECT id, epoch, (cancel_requested_at IS NOT NULL)::bool AS cancel_requested FROM run WHERE worker_id = @worker_id AND state = 'running';
+
+-- name: RunAdmittedUnclaimed :many
+-- Admitted runs nobody claimed although their nudge is older than 5 s * 2^n
+-- and than every job that still waits in their queue: it is lost.
+SELECT r.id, r.session_id, r.parent_run_id
+FROM run r
+WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.nudged_at < clock_timestamp() - interval '5 seconds'
+  AND r.nudged_at < clock_timestamp() - interval '5 seconds' * (2 ^ least(r.nudges, 7))
+  AND r.nudged_at < coalesce((SELECT j.scheduled_at FROM river_job j WHERE j.state = 'available' AND j.queue = r.queue
+                              ORDER BY j.priority, j.scheduled_at, j.id LIMIT 1) - interval '1 second', 'infinity')
+ORDER BY r.nudged_at LIMIT @max_rows;
+
+-- name: RunOfDeadWorker :many
+SELECT r.id, r.session_id, r.parent_run_id, r.worker_id, (w.id IS NULL OR w.state <> 'left')::bool AS counts
+FROM run r LEFT JOIN worker w ON w.id = r.worker_id
+WHERE r.state = 'running' AND (w.id IS NULL OR w.state IN ('reaped', 'left'))
+ORDER BY r.depth, r.id LIMIT @max_rows;
+
+-- name: RunHeldByDead :many
+SELECT r.id, r.session_id, r.parent_run_id
+FROM run r WHERE r.worker_id = @worker_id AND r.state = 'running'
+ORDER BY r.depth, r.id LIMIT @max_rows;
+
+-- name: RunPastDeadline :many
+-- Running past the deadline although its worker should have stopped it.
+SELECT r.id, r.session_id, r.parent_run_id FROM run r
+WHERE r.state = 'running' AND r.deadline_at < weir_now() - interval '5 seconds' LIMIT @max_rows;
+
+-- name: WaitDue :many
+-- Waits whose time has come, the earliest first.
+SELECT w.run_id, r.session_id, r.parent_run_id FROM wait w JOIN run r ON r.id = w.run_id
+WHERE w.until <= weir_now() AND r.state = 'waiting' ORDER BY w.until LIMIT @max_rows;
+
+-- name: WaitOverdue :one
+-- Waits that the timekeeper should have ended.
+SELECT count(*) FROM wait w WHERE w.until <= weir_now() - interval '10 seconds';
+
+-- name: WaitNext :one
+-- How long until the earliest wait ends, in milliseconds; at most a minute.
+SELECT coalesce(least(extract(epoch FROM min(until) - weir_now()) * 1000, 60000), 60000)::bigint AS in_ms FROM wait;
+
+-- name: LaneStalled :many
+-- Sessions whose lane has turns waiting but no live head.
+SELECT s.id FROM session s
+WHERE s.queued > 0 AND (s.head_run_id IS NULL
+    OR NOT EXISTS (SELECT FROM run r WHERE r.id = s.head_run_id AND r.state IN ('queued', 'running', 'waiting')))
+LIMIT @max_rows;
+
+-- name: RunDepth :many
+-- Runs that are not finished, by kind and state.
+SELECT kind, state, count(*) AS n FROM run WHERE state IN ('queued', 'running', 'waiting') GROUP BY kind, state;
+
+-- name: RateLimits :many
+SELECT tenant_id, key, (extract(epoch FROM blocked_until - weir_now()) * 1000)::bigint AS for_ms FROM rate_limit WHERE blocked_until > weir_now();
+
+-- name: FactList :many
+-- All facts of a scope, the most recently written first.
+SELECT key, value FROM fact
+WHERE tenant_id = @tenant_id AND agent = @agent AND scope = @scope AND scope_id = @scope_id
+ORDER BY updated_at DESC, key LIMIT 1000;
+
+-- name: AgentConfig :one
+SELECT config FROM agent_version WHERE tenant_id = @tenant_id AND name = @name AND version = @version;
+
+-- name: RunEndedAmong :many
+SELECT id FROM run WHERE id = ANY (@ids::uuid[]) AND state >= 'completed';

@@ -1,0 +1,59 @@
+-- name: WorkerInsert :one
+INSERT INTO worker (id, hostname, pid, version, queues, slots, solitary, lease_ms)
+VALUES (@id, @hostname, @pid, @version, @queues, @slots, @solitary, @lease_ms)
+RETURNING lock_key;
+
+-- name: WorkerHeartbeat :one
+UPDATE worker SET heartbeat_at = clock_timestamp() WHERE id = @id AND state IN ('live', 'draining') RETURNING state;
+
+-- name: WorkerDrain :exec
+UPDATE worker SET state = 'draining' WHERE id = @id AND state = 'live';
+
+-- name: WorkerLeave :exec
+-- A clean exit: whatever it still holds is handed back by the caller before.
+UPDATE worker SET state = 'left', ended_at = clock_timestamp() WHERE id = @id AND state IN ('live', 'draining');
+
+-- name: WorkerLocks :many
+-- Tries every current worker's lock at once; free means that its connection is gone.
+SELECT w.id, w.state, w.heartbeat_at, w.lease_ms, w.solitary,
+       pg_try_advisory_xact_lock_shared(w.lock_key)::bool AS free,
+       (clock_timestamp() - w.heartbeat_at > w.lease_ms * interval '1 millisecond')::bool AS expired,
+       (extract(epoch FROM clock_timestamp() - w.heartbeat_at) * 1000)::bigint AS silent_ms
+FROM worker w WHERE w.state IN ('live', 'draining', 'dead');
+
+-- name: WorkerDeclareDead :one
+-- The compare is on the heartbeat that was judged: a later one saves the worker.
+WITH locked AS (SELECT w.id FROM worker w WHERE w.id = @id FOR UPDATE)
+UPDATE worker SET state = 'dead', ended_at = clock_timestamp()
+FROM locked
+WHERE worker.id = locked.id AND worker.state IN ('live', 'draining') AND worker.heartbeat_at = @heartbeat_at
+RETURNING worker.id, worker.solitary;
+
+-- name: WorkerReaped :exec
+UPDATE worker SET state = 'reaped' WHERE id = @id AND state = 'dead';
+
+-- name: WorkerNudgesLost :many
+-- Admitted runs whose nudge a dead worker had fetched and not claimed.
+SELECT r.id, r.session_id, r.parent_run_id
+FROM river_job j JOIN run r ON r.id = (j.args ->> 'run_id')::uuid
+WHERE j.state = 'running' AND j.attempted_by[array_upper(j.attempted_by, 1)] = @worker_id::text
+  AND r.state = 'queued' AND r.admitted_at IS NOT NULL;
+
+-- name: WorkerJobsDiscard :execrows
+-- Finalises the nudges of a dead worker; their successors depend on the runs
+-- alone, so none is normal.
+UPDATE river_job SET state = 'discarded', finalized_at = now(),
+    errors = array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'worker lost', 'trace', ''))
+WHERE state = 'running' AND attempted_by[array_upper(attempted_by, 1)] = @worker_id::text;
+
+-- name: WorkerList :many
+SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, w.solitary, w.started_at, w.heartbeat_at,
+       (SELECT count(*) FROM run r WHERE r.worker_id = w.id AND r.state = 'running') AS running
+FROM worker w WHERE w.state IN ('live', 'draining', 'dead') OR w.ended_at > clock_timestamp() - interval '1 hour'
+ORDER BY w.started_at DESC LIMIT 500;
+
+-- name: WorkerPurge :exec
+DELETE FROM worker WHERE state IN ('reaped', 'left') AND ended_at < clock_timestamp() - interval '7 days';
+
+-- name: IdempotencyPurge :execrows
+DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency WHERE created_at < weir_now() - interval '24 hours' LIMIT 5000));

@@ -1,0 +1,337 @@
+package jobs
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-run/weir/db"
+)
+
+// SessionSpec says how a session looks that does not exist yet.
+type SessionSpec struct {
+	ConversationRef string
+	ExternalID      string // the client's sessionId; "" for none
+	Name            string // of an Agentex task; "" for none
+	Kind            string // dm, group, sub-agent; "" means dm
+	ChannelType     string // rpc, api, agentex
+	Scope           json.RawMessage
+	UserID          string
+	OwnerToken      string
+	TaskStatus      string // of an Agentex task; "" for other sessions
+	TaskReason      string
+	TaskParams      json.RawMessage
+	TaskMetadata    json.RawMessage
+}
+
+// newSession is a session that a unit tries to insert.
+type newSession struct {
+	ID       uuid.UUID
+	TenantID string
+	Agent    string
+	SessionSpec
+}
+
+func (s *newSession) row() db.UnitSessionLockRow {
+	return db.UnitSessionLockRow{
+		ID: s.ID, TenantID: s.TenantID, ConversationRef: s.ConversationRef, ExternalID: notEmpty(s.ExternalID), Name: notEmpty(s.Name),
+		Agent: s.Agent, UserID: notEmpty(s.UserID), ChannelType: s.ChannelType, TaskStatus: notEmpty(s.TaskStatus),
+	}
+}
+
+// sortKey orders inserts the same way for everyone.
+func (s *newSession) sortKey() string {
+	return s.TenantID + "\x00" + s.ExternalID + "\x00" + s.Name + "\x00" + s.ConversationRef
+}
+
+// Terms are what an agent's configuration says about accepting a turn.
+type Terms struct {
+	Agent       string
+	Version     int32
+	TurnTimeout time.Duration
+	QueueCap    int // turns that may wait in a session
+}
+
+// AcceptParams are one turn to be accepted.
+type AcceptParams struct {
+	TenantID string
+	// SessionID addresses an existing session. uuid.Nil means Session, found by
+	// its names or made.
+	SessionID uuid.UUID
+	Session   SessionSpec
+	// Fresh says that Session is new for certain, so nothing is looked up.
+	Fresh bool
+	// Terms gives the agent's terms; bound is the agent of an existing session,
+	// "" for a new one.
+	Terms      func(ctx context.Context, bound string) (Terms, error)
+	UserID     string
+	OwnerToken string
+	Input      json.RawMessage // the run's input, and the content of its agent.request event
+	Message    *Message        // the user's message of an Agentex task
+	Queue      string          // "" means QueueTurns
+
+	// Idempotency: a key within a scope, and the digest of what it stands for.
+	KeyScope, Key string
+	Digest        []byte
+}
+
+// Accepted says what became of an accepted turn.
+type Accepted struct {
+	RunID           uuid.UUID `json:"run_id"`
+	SessionID       uuid.UUID `json:"session_id"`
+	ConversationRef string    `json:"conversation_ref"`
+	Agent           string    `json:"agent"`
+	Seq             int64     `json:"seq"`      // of the agent.request event
+	Phase           string    `json:"phase"`    // thinking, or queued behind other turns
+	Position        int       `json:"position"` // in the queue; 1 is next, 0 is not queued
+	Duplicate       bool      `json:"-"`        // a repeat of a stored acceptance
+}
+
+// Accept commits a turn: its request event, its run and, unless turns of the
+// session wait before it, its job; all or none. Errors: *BusyError,
+// *ConflictError, *SessionAgentError, *TaskEndedError, *NotFoundError,
+// *UnavailableError, and those of p.Terms.
+func (r *Runs) Accept(ctx context.Context, p AcceptParams) (*Accepted, error) {
+	for {
+		o := &acceptOp{p: p, masker: r.masker}
+		var bound string
+		switch {
+		case p.SessionID != uuid.Nil:
+			s, err := r.queries.SessionGet(ctx, r.pool, db.SessionGetParams{TenantID: p.TenantID, ID: p.SessionID})
+			if errors.Is(err, pgx.ErrNoRows) {
+				return nil, &NotFoundError{"session", p.SessionID.String()}
+			} else if err != nil {
+				return nil, err
+			}
+			o.session, bound = s.ID, s.Agent
+		case !p.Fresh:
+			found, err := r.FindSession(ctx, p.TenantID, p.Session)
+			if err != nil {
+				return nil, err
+			}
+			if found != nil {
+				o.session, bound = found.ID, found.Agent
+			}
+		}
+		terms, err := p.Terms(ctx, bound)
+		if err != nil {
+			return nil, err
+		}
+		o.terms = terms
+		if bound != "" && terms.Agent != bound {
+			return nil, &SessionAgentError{bound}
+		}
+		o.prepare()
+		if err := r.committer.do(ctx, o); err != nil {
+			if errors.Is(err, errSessionExists) { // made by someone else since we looked
+				continue
+			}
+			return nil, err
+		}
+		return &o.out, nil
+	}
+}
+
+// FoundSession is a session looked up by a name of its client.
+type FoundSession struct {
+	ID              uuid.UUID
+	Agent           string
+	ConversationRef string
+}
+
+// FindSession looks up a session by its name, external id or conversation ref,
+// whichever the spec gives first; nil when there is none.
+func (r *Runs) FindSession(ctx context.Context, tenant string, s SessionSpec) (*FoundSession, error) {
+	arg := db.SessionFindParams{TenantID: tenant}
+	switch {
+	case s.Name != "":
+		arg.Name = &s.Name
+	case s.ExternalID != "":
+		arg.ExternalID = &s.ExternalID
+	default:
+		arg.ConversationRef = &s.ConversationRef
+	}
+	row, err := r.queries.SessionFind(ctx, r.pool, arg)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	return &FoundSession{ID: row.ID, Agent: row.Agent, ConversationRef: row.ConversationRef}, nil
+}
+
+type acceptOp struct {
+	p       AcceptParams
+	terms   Terms
+	masker  Masker
+	session uuid.UUID // existing, or minted for create
+	create  *newSession
+	key     *keyClaim
+	run     uuid.UUID
+	request Event
+	message *Message
+	out     Accepted
+}
+
+// prepare mints the ids, so that a repeated unit repeats the same change.
+func (o *acceptOp) prepare() {
+	o.run = newID()
+	o.request = Event{EventRequest, o.masker.Bytes(o.p.Input)}
+	if o.p.Message != nil {
+		m := *o.p.Message
+		m.Content = o.masker.Bytes(m.Content)
+		o.message = &m
+	}
+	if o.session == uuid.Nil {
+		o.session = newID()
+		o.create = newSessionOf(o.p.TenantID, o.session, o.terms.Agent, o.p.Session)
+	}
+	if o.p.Key != "" {
+		o.key = &keyClaim{tenant: o.p.TenantID, scope: o.p.KeyScope, key: o.p.Key, digest: o.p.Digest, run: o.run}
+	}
+}
+
+func newSessionOf(tenant string, id uuid.UUID, agent string, spec SessionSpec) *newSession {
+	if spec.Kind == "" {
+		spec.Kind = "dm"
+	}
+	return &newSession{ID: id, TenantID: tenant, Agent: agent, SessionSpec: spec}
+}
+
+func (o *acceptOp) lane() uuid.UUID { return o.session }
+
+func (o *acceptOp) needs(n *needs) {
+	if o.key != nil {
+		n.keys = append(n.keys, o.key)
+	}
+	if o.create != nil {
+		n.create = append(n.create, o.create)
+	} else {
+		n.sessions = append(n.sessions, o.session)
+	}
+}
+
+func (o *acceptOp) apply(u *unit) (err error) {
+	if o.key != nil {
+		holder := u.keys[o.key.id()]
+		if orZero(holder.RunID) != o.run {
+			if !bytes.Equal(holder.Digest, o.key.digest) {
+				return &ConflictError{o.key.key}
+			}
+			if len(holder.Result) == 0 { // its unit has not committed: another op of this one
+				return errRequeue
+			}
+			o.out = Accepted{}
+			if err := json.Unmarshal(holder.Result, &o.out); err != nil {
+				return err
+			}
+			o.out.Duplicate = true
+			return nil
+		}
+		defer func() {
+			if err != nil {
+				u.dropKeys = append(u.dropKeys, o.key) // what is refused is not stored
+			}
+		}()
+	}
+	s, ok := u.sessions[o.session]
+	switch {
+	case !ok && o.create != nil:
+		return errSessionExists
+	case !ok:
+		return errRowHeld
+	case s.TaskStatus != nil && *s.TaskStatus != "RUNNING" && *s.TaskStatus != "INTERRUPTED":
+		return &TaskEndedError{s.ID, *s.TaskStatus}
+	case s.HeadRunID != nil && int(s.Queued) >= o.terms.QueueCap:
+		return &BusyError{int(s.Queued)}
+	}
+
+	queue := o.p.Queue
+	if queue == "" {
+		queue = QueueTurns
+	}
+	run := &runRow{created: true, input: o.request.Content}
+	run.UnitRunLockRow = db.UnitRunLockRow{
+		ID: o.run, TenantID: s.TenantID, Kind: db.RunKindTurn, State: db.RunStateQueued, Queue: queue, RootRunID: o.run,
+		Agent: o.terms.Agent, AgentVersion: o.terms.Version, SessionID: s.ID, InLane: true, UserID: notEmpty(o.p.UserID),
+		OwnerToken: notEmpty(o.p.OwnerToken), TimeLeftMs: o.terms.TurnTimeout.Milliseconds(),
+	}
+	run.RequestSeq = u.event(s, run.ID, o.request)
+	if o.message != nil {
+		u.message(s, run.ID, *o.message)
+		if s.TaskStatus != nil && *s.TaskStatus == "INTERRUPTED" {
+			u.taskStatus(s, "RUNNING", "Task resumed on next turn")
+		}
+	}
+	s.turns++
+	o.out = Accepted{RunID: run.ID, SessionID: s.ID, ConversationRef: s.ConversationRef, Agent: o.terms.Agent, Seq: run.RequestSeq}
+	u.enlist(s, run, &o.out)
+	u.newRuns = append(u.newRuns, run)
+	if o.key != nil {
+		stored, err := json.Marshal(o.out)
+		if err != nil {
+			return err
+		}
+		k := &u.put.keys
+		k.TenantIds, k.Scopes = append(k.TenantIds, o.key.tenant), append(k.Scopes, o.key.scope)
+		k.Keys, k.Results = append(k.Keys, o.key.key), append(k.Results, string(stored))
+	}
+	return nil
+}
+
+// enlist puts a new run into its session's lane: at its head, admitted, or in
+// the queue behind it.
+func (u *unit) enlist(s *sessionRow, run *runRow, out *Accepted) {
+	s.dirty = true
+	if s.HeadRunID == nil {
+		s.HeadRunID = &run.ID
+		out.Phase = PhaseThinking
+		u.event(s, run.ID, statusEvent(PhaseThinking))
+		u.admit(run)
+		return
+	}
+	s.Queued++
+	out.Phase, out.Position = PhaseQueued, int(s.Queued)
+}
+
+func (u *unit) taskStatus(s *sessionRow, status, reason string) {
+	s.TaskStatus = &status
+	t := &u.put.tasks
+	t.Ids, t.Statuses, t.Reasons = append(t.Ids, s.ID), append(t.Statuses, status), append(t.Reasons, reason)
+}
+
+// The phases of a session (RC-143).
+const (
+	PhaseIdle       = "idle"
+	PhaseQueued     = "queued"
+	PhaseThinking   = "thinking"
+	PhaseToolWait   = "tool_wait"
+	PhaseApproval   = "approval"
+	PhaseClarify    = "clarify"
+	PhaseCancelling = "cancelling"
+)
+
+var statusContents = func() map[string]json.RawMessage {
+	m := map[string]json.RawMessage{}
+	for _, p := range []string{PhaseIdle, PhaseQueued, PhaseThinking, PhaseToolWait, PhaseApproval, PhaseClarify, PhaseCancelling} {
+		m[p] = json.RawMessage(`{"phase":"` + p + `"}`)
+	}
+	return m
+}()
+
+func statusEvent(phase string) Event { return Event{EventStatus, statusContents[phase]} }
+
+func notEmpty(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// Ref locates the accepted run.
+func (a *Accepted) Ref() Ref { return Ref{ID: a.RunID, Session: a.SessionID} }

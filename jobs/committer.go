@@ -1,0 +1,459 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/weir-run/weir/db"
+)
+
+const (
+	maxUnit      = 512                   // ops of one transaction
+	maxMisses    = 3                     // units that pass over a held row before one waits for it
+	retryPause   = 25 * time.Millisecond // after a failed transaction
+	settlePause  = 50 * time.Millisecond // between questions after a lost commit
+	unitTimeout  = 20 * time.Second
+	giveUpAfter  = 10 * time.Second // of database failures, for a caller without a deadline
+	rollbackTime = 2 * time.Second
+)
+
+// committer lets the changes of many runs share transactions: callers hand
+// over an op each and wait for their own commit. A writer takes what waits
+// when it becomes free, without a timer, so that a change alone loses no time
+// and under load the commits are few.
+type committer struct {
+	pool    *pgxpool.Pool
+	queries *db.Queries
+	insert  *river.Client[pgx.Tx]
+	publish func(*unit)
+	log     *slog.Logger
+	metrics *committerMetrics
+
+	writers []chan *item
+	seed    maphash.Seed
+	done    chan struct{} // closed by close: nothing is taken any more
+	wg      sync.WaitGroup
+
+	// afterLoad and afterCommit let tests break a unit at its seams.
+	afterLoad   func(*unit) error
+	afterCommit func(*unit) error
+}
+
+type committerMetrics struct {
+	units, ops, misses, retries atomic.Int64
+}
+
+// item is an op on its way.
+type item struct {
+	op     op
+	ctx    context.Context // of the caller; an item not yet in a unit may be given up
+	since  time.Time
+	misses int
+	result chan error // buffered: the writer never waits for the caller
+}
+
+func newCommitter(pool *pgxpool.Pool, insert *river.Client[pgx.Tx], publish func(*unit), log *slog.Logger, writers int) *committer {
+	c := &committer{
+		pool: pool, queries: db.New(), insert: insert, publish: publish, log: log, metrics: &committerMetrics{},
+		seed: maphash.MakeSeed(), done: make(chan struct{}),
+	}
+	for range writers {
+		ch := make(chan *item, 4*maxUnit)
+		c.writers = append(c.writers, ch)
+		c.wg.Add(1)
+		go c.write(ch)
+	}
+	return c
+}
+
+// close refuses new ops, lets the writers finish what they have and waits.
+func (c *committer) close() {
+	close(c.done)
+	c.wg.Wait()
+}
+
+// do hands o over and waits for its commit. Once a unit has o, do waits for its
+// outcome whatever ctx says: a change is never left in doubt.
+func (c *committer) do(ctx context.Context, o op) error {
+	it := &item{op: o, ctx: ctx, since: time.Now(), result: make(chan error, 1)}
+	lane := o.lane()
+	writer := c.writers[maphash.Bytes(c.seed, lane[:])%uint64(len(c.writers))]
+	select {
+	case <-c.done:
+		return ErrClosed
+	default:
+	}
+	select {
+	case writer <- it:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.done:
+		return ErrClosed
+	}
+	select {
+	case err := <-it.result:
+		return err
+	case <-c.done:
+		// The writers drain their channels before they end; what came too late
+		// for that is still in one.
+		c.wg.Wait()
+		select {
+		case err := <-it.result:
+			return err
+		default:
+			return ErrClosed
+		}
+	}
+}
+
+func (c *committer) write(ch chan *item) {
+	defer c.wg.Done()
+	var again []*item // what the last unit could not do yet, in order, first
+	for {
+		batch := again
+		again = nil
+		if len(batch) == 0 {
+			select {
+			case it := <-ch:
+				batch = append(batch, it)
+			case <-c.done:
+				select {
+				case it := <-ch:
+					batch = append(batch, it)
+				default:
+					return
+				}
+			}
+		}
+	fill:
+		for len(batch) < maxUnit {
+			select {
+			case it := <-ch:
+				batch = append(batch, it)
+			default:
+				break fill
+			}
+		}
+		again = c.commit(batch)
+	}
+}
+
+// commit carries a batch to the database and answers its items, but those it
+// returns: they belong into the next unit.
+func (c *committer) commit(batch []*item) (again []*item) {
+	live := batch[:0:0]
+	for _, it := range batch {
+		if it.ctx.Err() != nil && it.misses == 0 {
+			it.result <- context.Cause(it.ctx)
+			continue
+		}
+		if it.misses >= maxMisses { // a row held for long: wait for it, alone
+			again = append(again, c.attempt([]*item{it}, true)...)
+			continue
+		}
+		live = append(live, it)
+	}
+	if len(live) == 0 {
+		return again
+	}
+	return append(again, c.attempt(live, false)...)
+}
+
+// attempt runs one unit, and repeats it as long as that can help. Data errors
+// halve the unit until the culprit is alone.
+func (c *committer) attempt(items []*item, wait bool) (again []*item) {
+	for {
+		errs, err := c.unit(items, wait)
+		if err == nil {
+			for i, it := range items {
+				switch {
+				case errors.Is(errs[i], errRowHeld):
+					c.metrics.misses.Add(1)
+					it.misses++
+					if wait && it.misses > maxMisses {
+						it.result <- &NotFoundError{"run or session of", it.op.lane().String()} // nobody holds it: there is none
+						continue
+					}
+					again = append(again, it)
+				case errors.Is(errs[i], errRequeue):
+					again = append(again, it)
+				default:
+					it.result <- errs[i]
+				}
+			}
+			return again
+		}
+		switch {
+		case isDataError(err):
+			if len(items) == 1 {
+				items[0].result <- err
+				return nil
+			}
+			half := len(items) / 2
+			return append(c.attempt(items[:half], wait), c.attempt(items[half:], wait)...)
+		case isLockTimeout(err) && wait:
+			return items // others get their turn
+		case isRetryable(err):
+			c.metrics.retries.Add(1)
+			items = c.patient(items, err)
+			if len(items) == 0 {
+				return nil
+			}
+			pause := time.NewTimer(retryPause)
+			select {
+			case <-pause.C:
+			case <-c.done:
+				pause.Stop()
+				if !c.lastTry(items, err) {
+					return nil
+				}
+			}
+		default:
+			c.log.Error("unit failed", "ops", len(items), "error", err)
+			for _, it := range items {
+				it.result <- err
+			}
+			return nil
+		}
+	}
+}
+
+// lastTry gives up what a closing committer cannot commit.
+func (c *committer) lastTry(items []*item, err error) bool {
+	for _, it := range items {
+		it.result <- &UnavailableError{time.Since(it.since), err}
+	}
+	return false
+}
+
+// patient answers the items that have waited long enough for a database that
+// does not work, and returns the others.
+func (c *committer) patient(items []*item, err error) []*item {
+	return keep(items, func(it *item) bool {
+		_, bounded := it.ctx.Deadline()
+		if it.ctx.Err() == nil && (bounded || time.Since(it.since) < giveUpAfter) {
+			return true
+		}
+		it.result <- &UnavailableError{time.Since(it.since), err}
+		return false
+	})
+}
+
+// unit is one transaction. The errors of single ops come back by index; err
+// means that nothing is committed.
+func (c *committer) unit(items []*item, wait bool) (errs []error, err error) {
+	// A unit that began is not given up by its callers; a server that does not
+	// answer ends it.
+	ctx, cancel := context.WithTimeout(context.Background(), unitTimeout)
+	defer cancel()
+	conn, err := c.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	u := newUnit()
+	defer func() {
+		if p := recover(); p != nil { // a bug in an op must not take the process and its other runs along
+			rollback(conn)
+			errs, err = nil, &panicError{p, debug.Stack()}
+		}
+	}()
+	var n needs
+	for _, it := range items {
+		it.op.needs(&n)
+	}
+	if err := u.load(ctx, conn.Conn(), &n, wait); err != nil {
+		rollback(conn)
+		return nil, err
+	}
+	if c.afterLoad != nil {
+		if err := c.afterLoad(u); err != nil {
+			rollback(conn)
+			return nil, err
+		}
+	}
+	errs = make([]error, len(items))
+	for i, it := range items {
+		errs[i] = it.op.apply(u)
+	}
+	uncertain, err := u.flush(ctx, conn.Conn(), c.insert)
+	if err == nil && c.afterCommit != nil {
+		err = c.afterCommit(u)
+		uncertain = err != nil
+	}
+	if uncertain {
+		_ = conn.Conn().Close(ctx)
+		err = c.settle(context.Background(), u, err)
+	}
+	if err != nil {
+		rollback(conn)
+		return nil, err
+	}
+	c.metrics.units.Add(1)
+	c.metrics.ops.Add(int64(len(items)))
+	c.publish(u)
+	return errs, nil
+}
+
+// settle finds out, on another connection, what became of a commit whose
+// answer was lost. nil means that it is done; the cause means that it is not,
+// and may be repeated.
+func (c *committer) settle(ctx context.Context, u *unit, cause error) error {
+	for {
+		status, err := c.queries.UnitXactStatus(ctx, c.pool, db.UnitXactStatusParams{Xid: u.xid, Since: u.clock})
+		switch {
+		case err != nil: // the database is away: ask until it is back
+		case status.Status == "aborted":
+			return fmt.Errorf("commit was lost: %w", cause)
+		case status.Status == "in progress" && !status.Restarted:
+		case status.Status == "committed" && !status.Restarted:
+			return nil
+		default:
+			// A restart may give an unlogged transaction's number away again, so
+			// the rows themselves have to tell.
+			there, err := u.evidence(ctx, c.queries, c.pool)
+			if err == nil && there {
+				return nil
+			}
+			if err == nil {
+				return fmt.Errorf("commit was lost: %w", cause)
+			}
+		}
+		select {
+		case <-c.done:
+			return fmt.Errorf("outcome of a commit is unknown: %w", cause)
+		case <-time.After(settlePause):
+		}
+	}
+}
+
+// evidence looks for something that only this unit can have written.
+func (u *unit) evidence(ctx context.Context, q *db.Queries, pool *pgxpool.Pool) (bool, error) {
+	if e := u.put.events; len(e.Seqs) > 0 {
+		return q.UnitEventExists(ctx, pool, db.UnitEventExistsParams{SessionID: e.SessionIds[0], Seq: e.Seqs[0], RunID: e.RunIds[0], Type: e.Types[0]})
+	}
+	for _, r := range u.runs {
+		if r.dirty != clean {
+			return q.UnitRunIs(ctx, pool, db.UnitRunIsParams{ID: r.ID, Epoch: r.Epoch, WakeSeq: r.WakeSeq, State: string(r.State), Steps: r.Steps})
+		}
+	}
+	return true, nil // it wrote nothing
+}
+
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic in an op: %v\n%s", e.value, e.stack) }
+
+func rollback(conn *pgxpool.Conn) {
+	if conn.Conn().IsClosed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
+	defer cancel()
+	if _, err := conn.Conn().Exec(ctx, "ROLLBACK"); err != nil {
+		_ = conn.Conn().Close(ctx)
+	}
+}
+
+// openTx shows a connection with an open transaction as a pgx.Tx, for River.
+type openTx struct{ conn *pgx.Conn }
+
+var errNotOurs = errors.New("the unit ends its transaction itself")
+
+func (t openTx) Begin(context.Context) (pgx.Tx, error) { return nil, errNotOurs }
+func (t openTx) Commit(context.Context) error          { return errNotOurs }
+func (t openTx) Rollback(context.Context) error        { return errNotOurs }
+func (t openTx) LargeObjects() pgx.LargeObjects        { panic(errNotOurs) }
+func (t openTx) Conn() *pgx.Conn                       { return t.conn }
+
+func (t openTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	return t.conn.CopyFrom(ctx, table, columns, src)
+}
+
+func (t openTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return t.conn.SendBatch(ctx, b)
+}
+
+func (t openTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	return t.conn.Prepare(ctx, name, sql)
+}
+
+func (t openTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return t.conn.Exec(ctx, sql, args...)
+}
+
+func (t openTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.conn.Query(ctx, sql, args...)
+}
+
+func (t openTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.conn.QueryRow(ctx, sql, args...)
+}
+
+// isConnError says that the connection broke, so that what was sent may or may
+// not have happened.
+func isConnError(err error) bool {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code[:2] == "57" || pg.Code[:2] == "08" // shutdown, crash: the answer to COMMIT may be lost with them
+	}
+	return !errors.Is(err, pgx.ErrTxCommitRollback)
+}
+
+// isDataError says that the values of an op are at fault.
+func isDataError(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code[:2] == "22" || pg.Code[:2] == "23")
+}
+
+func isLockTimeout(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "55P03"
+}
+
+// isRetryable says that the same transaction may pass later: connection,
+// deadlock, serialisation, resources, shutdown.
+func isRetryable(err error) bool {
+	if err == nil {
+		return false
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		switch pg.Code[:2] {
+		case "08", "40", "53", "55", "57", "58":
+			return true
+		}
+		return pg.Code == "25006" || pg.Code == "25P02" // read-only during a failover; failed transaction
+	}
+	var bug *panicError
+	return !errors.As(err, &bug) // else no answer of the server at all
+}
+
+func newID() uuid.UUID { return uuid.Must(uuid.NewV7()) }
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

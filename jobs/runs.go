@@ -1,0 +1,226 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs/bus"
+)
+
+// Masker hides credentials in what is about to be stored. It returns its
+// argument when there is nothing to hide.
+type Masker interface {
+	Bytes(b []byte) []byte
+}
+
+// Config is what a Runs needs.
+type Config struct {
+	Pool    *pgxpool.Pool
+	Hot     *pgxpool.Pool // the committer's, of db.OpenHot; it needs Writers + 1 connections
+	Bus     *bus.Bus
+	Masker  Masker
+	Log     *slog.Logger
+	Writers int // of the committer; 0 means 2
+}
+
+// Runs is the run state machine: the only code that moves runs.
+type Runs struct {
+	pool      *pgxpool.Pool
+	queries   *db.Queries
+	insert    *river.Client[pgx.Tx]
+	committer *committer
+	bus       *bus.Bus
+	masker    Masker
+	log       *slog.Logger
+	outcomes  outcomes
+}
+
+// New makes the state machine. Close ends it.
+func New(c Config) (*Runs, error) {
+	// An insert-only client. Its cooldown silences River's NOTIFY inside our
+	// transactions, which would serialise the commits of the whole database;
+	// the bus notifies after the commit.
+	insert, err := river.NewClient(riverpgxv5.New(c.Pool), &river.Config{
+		FetchCooldown: time.Hour, FetchPollInterval: time.Hour, Logger: c.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("river insert client: %w", err)
+	}
+	if c.Writers == 0 {
+		c.Writers = 2
+	}
+	r := &Runs{pool: c.Pool, queries: db.New(), insert: insert, bus: c.Bus, masker: c.Masker, log: c.Log}
+	r.committer = newCommitter(c.Hot, insert, r.publish, c.Log, c.Writers)
+	r.outcomes.init(r)
+	return r, nil
+}
+
+// Close lets what was handed over be committed, then ends the writers.
+func (r *Runs) Close() {
+	r.outcomes.close()
+	r.committer.close()
+}
+
+// Queries reads what the state machine writes.
+func (r *Runs) Queries() (*db.Queries, *pgxpool.Pool) { return r.queries, r.pool }
+
+// Bus tells of changes.
+func (r *Runs) Bus() *bus.Bus { return r.bus }
+
+// publish tells other processes what a unit has done.
+func (r *Runs) publish(u *unit) {
+	var queues []string
+	for _, n := range u.nudges {
+		if len(queues) == 0 || queues[len(queues)-1] != n.queue {
+			queues = append(queues, n.queue)
+		}
+	}
+	msgs := make([]bus.Message, 0, len(u.changes.ended)+len(u.changes.control)+2)
+	for _, id := range u.changes.ended {
+		msgs = append(msgs, bus.Message{Topic: bus.RunEnded, ID: id})
+	}
+	for _, id := range u.changes.control {
+		msgs = append(msgs, bus.Message{Topic: bus.RunControl, ID: id})
+	}
+	if u.changes.limits {
+		msgs = append(msgs, bus.Message{Topic: bus.Limits})
+	}
+	if u.changes.waits {
+		msgs = append(msgs, bus.Message{Topic: bus.Waits})
+	}
+	if len(queues)+len(msgs) > 0 {
+		r.bus.Publish(queues, msgs...)
+	}
+}
+
+// Outcome is how a run ended.
+type Outcome struct {
+	State     db.RunState
+	EndReason string
+	Result    json.RawMessage
+	Error     json.RawMessage
+	WaitsFor  db.WaitKind // of an unfinished run that waits
+}
+
+// Ended says whether the run is final.
+func (o Outcome) Ended() bool { return isFinal(o.State) }
+
+// Outcome reads a run as it stands.
+func (r *Runs) Outcome(ctx context.Context, tenant string, id uuid.UUID) (Outcome, error) {
+	row, err := r.queries.RunOutcome(ctx, r.pool, db.RunOutcomeParams{TenantID: tenant, ID: id})
+	if err == pgx.ErrNoRows {
+		return Outcome{}, &NotFoundError{"run", id.String()}
+	} else if err != nil {
+		return Outcome{}, err
+	}
+	o := Outcome{State: row.State, EndReason: orEmpty(row.EndReason), Result: row.Result, Error: row.Error}
+	if row.WaitsFor != nil {
+		o.WaitsFor = *row.WaitsFor
+	}
+	return o, nil
+}
+
+// Wait returns a run's outcome once it has ended; when ctx ends before, the
+// outcome so far and the context's cause.
+func (r *Runs) Wait(ctx context.Context, tenant string, id uuid.UUID) (Outcome, error) {
+	sub := r.bus.Subscribe(bus.RunEnded, id)
+	defer sub.Close()
+	defer r.outcomes.watch(id, sub)()
+	for {
+		o, err := r.Outcome(ctx, tenant, id)
+		if ctx.Err() != nil {
+			return o, context.Cause(ctx)
+		}
+		if err == nil && o.Ended() {
+			return o, nil
+		}
+		if err != nil && !isRetryable(err) {
+			return Outcome{}, err
+		}
+		select {
+		case <-sub.C:
+		case <-ctx.Done():
+			return o, context.Cause(ctx)
+		}
+	}
+}
+
+// outcomes polls, once a second and in one statement, the runs that somebody
+// waits for: a notification may be lost.
+type outcomes struct {
+	runs *Runs
+	mu   sync.Mutex
+	ids  map[uuid.UUID]map[*bus.Subscription]func()
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+const outcomePoll = time.Second
+
+func (o *outcomes) init(r *Runs) {
+	ctx, cancel := context.WithCancel(context.Background())
+	o.runs, o.ids, o.stop, o.done = r, map[uuid.UUID]map[*bus.Subscription]func(){}, cancel, make(chan struct{})
+	go o.poll(ctx)
+}
+
+func (o *outcomes) close() {
+	o.stop()
+	<-o.done
+}
+
+func (o *outcomes) watch(id uuid.UUID, sub *bus.Subscription) (forget func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ids[id] == nil {
+		o.ids[id] = map[*bus.Subscription]func(){}
+	}
+	o.ids[id][sub] = sub.Signal
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.ids[id], sub)
+		if len(o.ids[id]) == 0 {
+			delete(o.ids, id)
+		}
+	}
+}
+
+func (o *outcomes) poll(ctx context.Context) {
+	defer close(o.done)
+	for {
+		if sleep(ctx, outcomePoll) != nil {
+			return
+		}
+		o.mu.Lock()
+		ids := make([]uuid.UUID, 0, len(o.ids))
+		for id := range o.ids {
+			ids = append(ids, id)
+		}
+		o.mu.Unlock()
+		if len(ids) == 0 {
+			continue
+		}
+		ended, err := o.runs.queries.RunEndedAmong(ctx, o.runs.pool, ids)
+		if err != nil {
+			continue // the waiters are told when the database is back
+		}
+		o.mu.Lock()
+		for _, id := range ended {
+			for _, signal := range o.ids[id] {
+				signal()
+			}
+		}
+		o.mu.Unlock()
+	}
+}

@@ -1,0 +1,104 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"github.com/weir-run/weir/db"
+)
+
+// SpawnParams are a sub-agent's run to be added to a tree.
+type SpawnParams struct {
+	Terms Terms
+	Spec  SessionSpec // of the child's own session
+	Input json.RawMessage
+	// Step records the spawn in the parent; it commits with the child.
+	Step Step
+	// Limits of the tree, checked in the spawning transaction.
+	MaxDepth, MaxChildren int
+}
+
+// LimitError refuses a spawn that would pass a limit of the tree.
+type LimitError struct {
+	Limit string
+	Max   int
+}
+
+func (e *LimitError) Error() string { return fmt.Sprintf("%s is limited to %d", e.Limit, e.Max) }
+
+// Spawn adds a child to a live run, with the step that asked for it: both or
+// neither. It refuses when the tree is killed. The repeat of a spawn whose
+// step is stored already makes no second child.
+func (r *Runs) Spawn(ctx context.Context, parent *Run, p SpawnParams) (uuid.UUID, error) {
+	o := &spawnOp{parent: parent, p: p, child: newID(), session: newID()}
+	o.p.Step.Output = json.RawMessage(`{"runId":"run_` + o.child.String() + `"}`)
+	o.input = r.masker.Bytes(p.Input)
+	err := r.committer.do(ctx, o)
+	if err == nil {
+		parent.WakeSeq = o.wakeSeq
+	}
+	return o.child, err
+}
+
+type spawnOp struct {
+	parent         *Run
+	p              SpawnParams
+	input          json.RawMessage
+	child, session uuid.UUID
+	wakeSeq        int32
+}
+
+func (o *spawnOp) lane() uuid.UUID { return o.parent.SessionID }
+
+func (o *spawnOp) needs(n *needs) {
+	n.create = append(n.create, newSessionOf(o.parent.TenantID, o.session, o.p.Terms.Agent, o.p.Spec))
+	n.sessions = append(n.sessions, o.parent.SessionID)
+	n.runs = append(n.runs, o.parent.ID, o.parent.RootRunID)
+}
+
+func (o *spawnOp) apply(u *unit) error {
+	root, err := u.run(o.parent.RootRunID)
+	if err != nil {
+		return err
+	}
+	parent, _, err := u.owned(o.parent.ID, o.parent.Epoch)
+	if err != nil {
+		return err
+	}
+	if root.KilledAt != nil {
+		return ErrFenced
+	}
+	if int(parent.Depth)+1 > o.p.MaxDepth {
+		return &LimitError{"depth", o.p.MaxDepth}
+	}
+	if int(parent.OpenChildren)+1 > o.p.MaxChildren {
+		return &LimitError{"children", o.p.MaxChildren}
+	}
+	s, err := u.session(o.session)
+	if err != nil {
+		return errSessionExists
+	}
+	child := &runRow{created: true, input: o.input}
+	child.UnitRunLockRow = db.UnitRunLockRow{
+		ID: o.child, TenantID: parent.TenantID, Kind: db.RunKindSpawn, State: db.RunStateQueued, Queue: queueOf(db.RunKindSpawn),
+		RootRunID: root.ID, ParentRunID: &parent.ID, Depth: parent.Depth + 1, Agent: o.p.Terms.Agent, AgentVersion: o.p.Terms.Version,
+		SessionID: s.ID, InLane: true, UserID: parent.UserID, TimeLeftMs: o.p.Terms.TurnTimeout.Milliseconds(),
+	}
+	child.RequestSeq = u.event(s, child.ID, Event{EventRequest, o.input})
+	s.turns++
+	var out Accepted
+	u.enlist(s, child, &out)
+	u.newRuns = append(u.newRuns, child)
+	parent.OpenChildren++
+	parent.Steps++
+	parent.progressed()
+	parent.dirty = changed
+	st := o.p.Step
+	st.Kind, st.Status = db.StepKindSpawn, db.StepStatusDone
+	u.step(parent, &st)
+	o.wakeSeq = parent.WakeSeq
+	return nil
+}
