@@ -34,7 +34,18 @@ type fixture struct {
 
 func setup(t *testing.T) *fixture {
 	t.Helper()
-	url := dbtest.URL(t)
+	return machine(t, dbtest.URL(t))
+}
+
+// another is a second process on the same database: a state machine with
+// pools, bus and committer of its own.
+func (f *fixture) another() *fixture {
+	f.t.Helper()
+	return machine(f.t, f.pool.Config().ConnString())
+}
+
+func machine(t *testing.T, url string) *fixture {
+	t.Helper()
 	pool, err := db.Open(context.Background(), url, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

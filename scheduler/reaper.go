@@ -119,9 +119,9 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 				continue
 			}
 			dead, why := w.State == db.WorkerStateDead, "left to reap"
-			if !dead && maySay {
-				dead, why = r.judge(seen, w, now)
-				dead = dead && r.declare(ctx, w, why)
+			if !dead {
+				dead, why = r.judge(seen, w, now) // what it sees counts also before it may say so
+				dead = dead && maySay && r.declare(ctx, w, why)
 			}
 			if !dead {
 				continue

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -95,7 +96,9 @@ func (c *call) do(req *http.Request, next func(*http.Request) (*http.Response, e
 	c.began = true
 	parent := req.Context()
 	ctx, cancel := context.WithCancelCause(parent)
-	dog := newWatchdog(c.firstByte, cancel)
+	// Connecting has its own limit; until the request is out, this one only
+	// guards against a server that does not take it.
+	dog := newWatchdog(c.firstByte+defaultConnectTimeout, cancel)
 	ended := func(err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx) // an *Error when the watchdog barked
@@ -105,12 +108,14 @@ func (c *call) do(req *http.Request, next func(*http.Request) (*http.Response, e
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(info httptrace.WroteRequestInfo) {
 		if info.Err == nil {
 			c.sent.Store(true)
+			dog.requested(c.firstByte)
 		}
 	}})
 	resp, err := next(req.WithContext(ctx))
+	dog.answered()
 	if err != nil {
 		err = ended(err)
-		dog.timer.Stop()
+		dog.stop()
 		cancel(nil)
 		return nil, err
 	}
@@ -130,23 +135,50 @@ func (c *call) do(req *http.Request, next func(*http.Request) (*http.Response, e
 
 // watchdog cancels an exchange that is silent for longer than its limit.
 type watchdog struct {
-	timer *time.Timer
-	limit atomic.Int64 // what the timer was last set to
+	mu      sync.Mutex
+	timer   *time.Timer
+	limit   time.Duration // what the timer was last set to
+	answers bool          // the answer has begun, so the request no longer matters
 }
 
 func newWatchdog(limit time.Duration, cancel context.CancelCauseFunc) *watchdog {
-	dog := &watchdog{}
-	dog.limit.Store(int64(limit))
-	dog.timer = time.AfterFunc(limit, func() {
-		cancel(stalled(time.Duration(dog.limit.Load())))
+	d := &watchdog{limit: limit}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.timer = time.AfterFunc(limit, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		cancel(stalled(d.limit))
 	})
-	return dog
+	return d
+}
+
+// requested starts the wait for the first byte. The transport calls it, perhaps
+// when the answer is already there.
+func (d *watchdog) requested(limit time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.answers {
+		d.limit = limit
+		d.timer.Reset(limit)
+	}
+}
+
+// answered ends the time in which requested counts.
+func (d *watchdog) answered() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.answers = true
 }
 
 func (d *watchdog) reset(limit time.Duration) {
-	d.limit.Store(int64(limit))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.limit = limit
 	d.timer.Reset(limit)
 }
+
+func (d *watchdog) stop() { d.timer.Stop() }
 
 func stalled(limit time.Duration) *Error {
 	return &Error{Reason: ReasonStalled, Message: fmt.Sprintf("the provider was silent for %v", limit), Retryable: true}
@@ -157,7 +189,7 @@ func stalled(limit time.Duration) *Error {
 // spent in Read counts.
 type watchedBody struct {
 	io.ReadCloser
-	dog    *watchdog // until the first byte it runs since the request was made
+	dog    *watchdog // until the first byte it runs since the request was sent
 	gap    time.Duration
 	total  int64
 	ended  func(error) error // why a read failed
@@ -171,7 +203,7 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.total += int64(n)
 	if b.total > 0 || err != nil {
-		b.dog.timer.Stop()
+		b.dog.stop()
 	}
 	switch {
 	case err == nil && b.total > maxResponseBytes:
@@ -189,7 +221,7 @@ func (b *watchedBody) drain() {
 }
 
 func (b *watchedBody) Close() error {
-	b.dog.timer.Stop()
+	b.dog.stop()
 	err := b.ReadCloser.Close()
 	b.cancel(nil)
 	return err
@@ -199,7 +231,7 @@ func (b *watchedBody) Close() error {
 func (c *call) fail(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		cause := context.Cause(ctx)
-		if !c.sent.Load() {
+		if !c.sent.Load() && !c.answered {
 			return cause
 		}
 		return &AbortedError{Usage: c.usage(), Cause: cause}

@@ -101,7 +101,7 @@ const testKey = "sk-test-0123456789"
 // config of a provider at an address, with connections that end with the test.
 func testConfig(t *testing.T, baseURL string, change ...func(*Config)) Config {
 	t.Helper()
-	transport := newTransport(time.Second)
+	transport := newTransport(time.Minute)
 	t.Cleanup(transport.CloseIdleConnections)
 	config := Config{APIKey: testKey, ProviderConfig: ProviderConfig{BaseURL: baseURL, Transport: transport}}
 	for _, f := range change {
@@ -170,7 +170,7 @@ func servePipes(t *testing.T, handler http.Handler) *http.Transport {
 	server := &http.Server{Handler: handler}
 	var running sync.WaitGroup
 	running.Go(func() { _ = server.Serve(p) })
-	transport := newTransport(time.Second)
+	transport := newTransport(time.Minute)
 	transport.Proxy = nil
 	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		here, there := net.Pipe()

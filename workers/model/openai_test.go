@@ -570,7 +570,7 @@ func TestOpenAISilence(t *testing.T) {
 	t.Run("NoFirstByteStalls", func(t *testing.T) {
 		t.Parallel()
 		closed := make(chan struct{})
-		server := serve(t, eventsThenSilence(closed))
+		server := serve(t, eventsThenSilence(closed, "")) // only the headers
 		_, err := openAIAt(t, server.url, firstByte(30*time.Millisecond)).Call(t.Context(), ask("gpt-4o", "hi"), nil)
 		requireFailure(t, Error{Reason: ReasonStalled, Retryable: true, Usage: &Usage{Input: 1, CostMicros: micros(3), Estimated: true}}, err)
 		<-closed
