@@ -190,6 +190,12 @@ func (r *Reaper) reap(ctx context.Context, w db.WorkerLocksRow) {
 	defer cancel()
 	counts := w.State != db.WorkerStateDraining
 	log := r.log.With("dead_worker", w.ID)
+	// Read first: what is reaped gets a successor of its own.
+	lost, err := r.queries.WorkerNudgesLost(ctx, r.pool, w.ID.String())
+	if err != nil {
+		log.Warn("reap", "error", err)
+		return
+	}
 	n := 0
 	for {
 		rows, err := r.queries.RunHeldByDead(ctx, r.pool, db.RunHeldByDeadParams{WorkerID: &w.ID, MaxRows: reapChunk})
@@ -212,11 +218,7 @@ func (r *Reaper) reap(ctx context.Context, w db.WorkerLocksRow) {
 		}
 		n += len(rows)
 	}
-	lost, err := r.queries.WorkerNudgesLost(ctx, r.pool, w.ID.String())
-	if err == nil {
-		_, err = r.queries.WorkerJobsDiscard(ctx, r.pool, w.ID.String())
-	}
-	if err != nil {
+	if _, err := r.queries.WorkerJobsDiscard(ctx, r.pool, w.ID.String()); err != nil {
 		log.Warn("discard nudges", "error", err)
 		return
 	}
