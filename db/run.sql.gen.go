@@ -133,14 +133,28 @@ func (q *Queries) RateLimits(ctx context.Context, db DBTX) ([]RateLimitsRow, err
 }
 
 const runAdmittedUnclaimed = `-- name: RunAdmittedUnclaimed :many
+WITH oldest AS MATERIALIZED (
+    SELECT q.queue, (SELECT j.scheduled_at FROM river_job j WHERE j.state = 'available' AND j.queue = q.queue
+                     ORDER BY j.priority, j.scheduled_at, j.id LIMIT 1) AS at
+    FROM unnest($2::text[]) AS q(queue)
+), in_hand AS MATERIALIZED (
+    SELECT (j.args ->> 'run_id')::uuid AS run_id
+    FROM river_job j JOIN worker w ON w.id::text = j.attempted_by[array_upper(j.attempted_by, 1)]
+    WHERE j.state = 'running' AND w.state IN ('live', 'draining')
+)
 SELECT r.id, r.session_id, r.parent_run_id
-FROM run r
+FROM run r JOIN oldest o ON o.queue = r.queue
 WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.nudged_at < clock_timestamp() - interval '5 seconds'
   AND r.nudged_at < clock_timestamp() - interval '5 seconds' * (2 ^ least(r.nudges, 7))
-  AND r.nudged_at < coalesce((SELECT j.scheduled_at FROM river_job j WHERE j.state = 'available' AND j.queue = r.queue
-                              ORDER BY j.priority, j.scheduled_at, j.id LIMIT 1) - interval '1 second', 'infinity')
+  AND r.nudged_at < coalesce(o.at - interval '1 second', 'infinity')
+  AND r.id NOT IN (SELECT h.run_id FROM in_hand h)
 ORDER BY r.nudged_at LIMIT $1
 `
+
+type RunAdmittedUnclaimedParams struct {
+	MaxRows int32
+	Queues  []string
+}
 
 type RunAdmittedUnclaimedRow struct {
 	ID          uuid.UUID
@@ -149,9 +163,10 @@ type RunAdmittedUnclaimedRow struct {
 }
 
 // Admitted runs nobody claimed although their nudge is older than 5 s * 2^n
-// and than every job that still waits in their queue: it is lost.
-func (q *Queries) RunAdmittedUnclaimed(ctx context.Context, db DBTX, maxRows int32) ([]RunAdmittedUnclaimedRow, error) {
-	rows, err := db.Query(ctx, runAdmittedUnclaimed, maxRows)
+// and than every job that still waits in their queue, and no live worker has
+// it in hand: it is lost.
+func (q *Queries) RunAdmittedUnclaimed(ctx context.Context, db DBTX, arg RunAdmittedUnclaimedParams) ([]RunAdmittedUnclaimedRow, error) {
+	rows, err := db.Query(ctx, runAdmittedUnclaimed, arg.MaxRows, arg.Queues)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ const tokenPrefix = "wt_"
 
 // tokenBytes of randomness in a secret: beyond guessing, so that a plain hash
 // of it is as safe as a slow one.
-const tokenBytes = 30
+const tokenBytes = 32
 
 // NewTokenSecret mints the secret of an API token. It is shown once and stored
 // as HashToken of it.

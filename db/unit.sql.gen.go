@@ -66,6 +66,7 @@ const unitFactPut = `-- name: UnitFactPut :exec
 INSERT INTO fact (tenant_id, agent, scope, scope_id, key, value, kind)
 SELECT unnest($1::text[]), unnest($2::text[]), unnest($3::text[]), unnest($4::text[]),
        unnest($5::text[]), nullif(unnest($6::text[]), 'null')::json, nullif(unnest($7::text[]), '')
+ORDER BY 1, 2, 3, 4, 5
 ON CONFLICT (tenant_id, agent, scope, scope_id, key) DO UPDATE
     SET value = excluded.value, kind = excluded.kind, updated_at = excluded.updated_at
 `
@@ -80,6 +81,7 @@ type UnitFactPutParams struct {
 	Kinds     []string
 }
 
+// In the order of the key: users share facts between sessions.
 func (q *Queries) UnitFactPut(ctx context.Context, db DBTX, arg UnitFactPutParams) error {
 	_, err := db.Exec(ctx, unitFactPut,
 		arg.TenantIds,
@@ -233,10 +235,12 @@ func (q *Queries) UnitIdempotencyResult(ctx context.Context, db DBTX, arg UnitId
 }
 
 const unitLaneNext = `-- name: UnitLaneNext :many
-SELECT DISTINCT ON (r.session_id) r.session_id, r.id, r.tenant_id, r.kind, r.queue
+SELECT r.session_id, r.id, r.tenant_id, r.kind, r.queue
 FROM run r
-WHERE r.session_id = ANY ($1::uuid[]) AND r.state = 'queued' AND r.in_lane AND r.admitted_at IS NULL
-ORDER BY r.session_id, r.request_seq
+WHERE r.id IN (SELECT DISTINCT ON (q.session_id) q.id FROM run q
+               WHERE q.session_id = ANY ($1::uuid[]) AND q.state = 'queued' AND q.in_lane AND q.admitted_at IS NULL
+               ORDER BY q.session_id, q.request_seq)
+FOR NO KEY UPDATE SKIP LOCKED
 `
 
 type UnitLaneNextRow struct {
@@ -247,8 +251,8 @@ type UnitLaneNextRow struct {
 	Queue     string
 }
 
-// The next turn of each lane. It runs after the lock of the sessions, so its
-// snapshot holds every turn accepted before.
+// Locks the next turn of each lane, unless somebody holds it. It runs after the
+// lock of the sessions, so its snapshot holds every turn accepted before.
 func (q *Queries) UnitLaneNext(ctx context.Context, db DBTX, sessionIds []uuid.UUID) ([]UnitLaneNextRow, error) {
 	rows, err := db.Query(ctx, unitLaneNext, sessionIds)
 	if err != nil {
@@ -307,6 +311,7 @@ func (q *Queries) UnitMessageInsert(ctx context.Context, db DBTX, arg UnitMessag
 const unitRateLimitPut = `-- name: UnitRateLimitPut :exec
 INSERT INTO rate_limit (tenant_id, key, blocked_until)
 SELECT unnest($1::text[]), unnest($2::text[]), weir_now() + unnest($3::bigint[]) * interval '1 millisecond'
+ORDER BY 1, 2
 ON CONFLICT (tenant_id, key) DO UPDATE
     SET blocked_until = greatest(rate_limit.blocked_until, excluded.blocked_until), updated_at = now()
 `
@@ -326,8 +331,7 @@ const unitRunAdmit = `-- name: UnitRunAdmit :exec
 UPDATE run SET admitted_at = weir_now(), nudged_at = clock_timestamp() WHERE id = ANY ($1::uuid[])
 `
 
-// Admits the next turns of lanes. They change only under their session's
-// lock, which the caller holds.
+// Admits the next turns of lanes, which UnitLaneNext has locked.
 func (q *Queries) UnitRunAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) error {
 	_, err := db.Exec(ctx, unitRunAdmit, ids)
 	return err
@@ -1159,8 +1163,8 @@ func (q *Queries) UnitTaskStatus(ctx context.Context, db DBTX, arg UnitTaskStatu
 }
 
 const unitTreeRuns = `-- name: UnitTreeRuns :many
-SELECT r.id, r.session_id, r.parent_run_id FROM run r
-WHERE (r.root_run_id = $1 AND r.depth > 0 OR r.id = $1) AND r.state < 'completed'
+SELECT r.id, r.session_id, r.parent_run_id, (r.state >= 'completed')::bool AS final FROM run r
+WHERE r.root_run_id = $1 AND r.depth > 0 OR r.id = $1
 ORDER BY r.depth, r.id
 `
 
@@ -1168,9 +1172,10 @@ type UnitTreeRunsRow struct {
 	ID          uuid.UUID
 	SessionID   uuid.UUID
 	ParentRunID *uuid.UUID
+	Final       bool
 }
 
-// The unfinished runs of a tree; the root is locked by the caller.
+// The runs of a tree, parents first. It cannot grow while its root is locked.
 func (q *Queries) UnitTreeRuns(ctx context.Context, db DBTX, rootRunID uuid.UUID) ([]UnitTreeRunsRow, error) {
 	rows, err := db.Query(ctx, unitTreeRuns, rootRunID)
 	if err != nil {
@@ -1180,7 +1185,12 @@ func (q *Queries) UnitTreeRuns(ctx context.Context, db DBTX, rootRunID uuid.UUID
 	var items []UnitTreeRunsRow
 	for rows.Next() {
 		var i UnitTreeRunsRow
-		if err := rows.Scan(&i.ID, &i.SessionID, &i.ParentRunID); err != nil {
+		if err := rows.Scan(
+			&i.ID,
+			&i.SessionID,
+			&i.ParentRunID,
+			&i.Final,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -1241,9 +1251,7 @@ func (q *Queries) UnitUsageInsert(ctx context.Context, db DBTX, arg UnitUsageIns
 }
 
 const unitUsageKnown = `-- name: UnitUsageKnown :many
-SELECT u.run_id, u.call_id
-FROM (SELECT unnest($1::uuid[]) AS run_id, unnest($2::text[]) AS call_id) k
-JOIN usage u USING (run_id, call_id)
+SELECT run_id, call_id FROM usage WHERE run_id = ANY ($1::uuid[]) AND call_id = ANY ($2::text[])
 `
 
 type UnitUsageKnownParams struct {
@@ -1256,6 +1264,8 @@ type UnitUsageKnownRow struct {
 	CallID string
 }
 
+// Calls among these that are stored. It may name others of the same runs: a
+// join on pairs lets the planner start from the table while that is small.
 func (q *Queries) UnitUsageKnown(ctx context.Context, db DBTX, arg UnitUsageKnownParams) ([]UnitUsageKnownRow, error) {
 	rows, err := db.Query(ctx, unitUsageKnown, arg.RunIds, arg.CallIds)
 	if err != nil {
@@ -1383,7 +1393,8 @@ func (q *Queries) UnitXact(ctx context.Context, db DBTX) (string, error) {
 
 const unitXactStatus = `-- name: UnitXactStatus :one
 SELECT coalesce(pg_xact_status(($1::text)::xid8), 'unknown')::text AS status,
-       (pg_postmaster_start_time() > $2::timestamptz)::bool AS restarted
+       (greatest(pg_postmaster_start_time(), (to_jsonb(pg_control_checkpoint()) ->> 'checkpoint_time')::timestamptz + interval '1 second')
+        > $2::timestamptz)::bool AS restarted
 `
 
 type UnitXactStatusParams struct {
@@ -1396,8 +1407,10 @@ type UnitXactStatusRow struct {
 	Restarted bool
 }
 
-// What became of a commit whose answer was lost; restarted says whether the
-// server did since, which ends every transaction of before.
+// What became of a commit whose answer was lost. restarted says that the server
+// may have recovered from a crash since, and given the transaction's number
+// away again: it was started, or a crashed backend took the others along, which
+// ends in a checkpoint.
 func (q *Queries) UnitXactStatus(ctx context.Context, db DBTX, arg UnitXactStatusParams) (UnitXactStatusRow, error) {
 	row := db.QueryRow(ctx, unitXactStatus, arg.Xid, arg.Since)
 	var i UnitXactStatusRow

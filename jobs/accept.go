@@ -15,6 +15,7 @@ import (
 
 // SessionSpec says how a session looks that does not exist yet.
 type SessionSpec struct {
+	ID              uuid.UUID // minted beforehand, where ConversationRef is made of it; zero mints one
 	ConversationRef string
 	ExternalID      string // the client's sessionId; "" for none
 	Name            string // of an Agentex task; "" for none
@@ -27,6 +28,17 @@ type SessionSpec struct {
 	TaskReason      string
 	TaskParams      json.RawMessage
 	TaskMetadata    json.RawMessage
+}
+
+// names are the spec's names one by one, in the order they are looked up.
+func (s SessionSpec) names() (names []SessionSpec) {
+	if s.Name != "" {
+		names = append(names, SessionSpec{Name: s.Name})
+	}
+	if s.ExternalID != "" {
+		names = append(names, SessionSpec{ExternalID: s.ExternalID})
+	}
+	return append(names, SessionSpec{ConversationRef: s.ConversationRef})
 }
 
 // newSession is a session that a unit tries to insert.
@@ -97,26 +109,36 @@ type Accepted struct {
 // *ConflictError, *SessionAgentError, *TaskEndedError, *NotFoundError,
 // *UnavailableError, and those of p.Terms.
 func (r *Runs) Accept(ctx context.Context, p AcceptParams) (*Accepted, error) {
+	names := p.Session.names()[:1]
+	if p.Fresh {
+		names = nil
+	}
 	for {
 		o := &acceptOp{p: p, masker: r.masker}
 		var bound string
-		switch {
-		case p.SessionID != uuid.Nil:
-			s, err := r.queries.SessionGet(ctx, r.pool, db.SessionGetParams{TenantID: p.TenantID, ID: p.SessionID})
-			if errors.Is(err, pgx.ErrNoRows) {
-				return nil, &NotFoundError{"session", p.SessionID.String()}
-			} else if err != nil {
-				return nil, err
+		err := r.repeat(ctx, func() error {
+			if p.SessionID != uuid.Nil {
+				s, err := r.queries.SessionGet(ctx, r.pool, db.SessionGetParams{TenantID: p.TenantID, ID: p.SessionID})
+				if errors.Is(err, pgx.ErrNoRows) {
+					return &NotFoundError{"session", p.SessionID.String()}
+				}
+				o.session, bound = s.ID, s.Agent
+				return err
 			}
-			o.session, bound = s.ID, s.Agent
-		case !p.Fresh:
-			found, err := r.FindSession(ctx, p.TenantID, p.Session)
-			if err != nil {
-				return nil, err
+			for _, name := range names {
+				found, err := r.FindSession(ctx, p.TenantID, name)
+				if err != nil {
+					return err
+				}
+				if found != nil {
+					o.session, bound = found.ID, found.Agent
+					return nil
+				}
 			}
-			if found != nil {
-				o.session, bound = found.ID, found.Agent
-			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
 		}
 		terms, err := p.Terms(ctx, bound)
 		if err != nil {
@@ -128,7 +150,8 @@ func (r *Runs) Accept(ctx context.Context, p AcceptParams) (*Accepted, error) {
 		}
 		o.prepare()
 		if err := r.committer.do(ctx, o); err != nil {
-			if errors.Is(err, errSessionExists) { // made by someone else since we looked
+			if errors.Is(err, errSessionExists) {
+				names = p.Session.names() // by someone else since we looked, or under another name
 				continue
 			}
 			return nil, err
@@ -188,7 +211,9 @@ func (o *acceptOp) prepare() {
 		o.message = &m
 	}
 	if o.session == uuid.Nil {
-		o.session = newID()
+		if o.session = o.p.Session.ID; o.session == uuid.Nil {
+			o.session = newID()
+		}
 		o.create = newSessionOf(o.p.TenantID, o.session, o.terms.Agent, o.p.Session)
 	}
 	if o.p.Key != "" {
@@ -205,6 +230,8 @@ func newSessionOf(tenant string, id uuid.UUID, agent string, spec SessionSpec) *
 
 func (o *acceptOp) lane() uuid.UUID { return o.session }
 
+func (o *acceptOp) size() int { return 2 * len(o.request.Content) }
+
 func (o *acceptOp) needs(n *needs) {
 	if o.key != nil {
 		n.keys = append(n.keys, o.key)
@@ -220,11 +247,11 @@ func (o *acceptOp) apply(u *unit) (err error) {
 	if o.key != nil {
 		holder := u.keys[o.key.id()]
 		if orZero(holder.RunID) != o.run {
+			if len(holder.Result) == 0 { // another op of this unit claims it, and may yet be refused
+				return errRequeue
+			}
 			if !bytes.Equal(holder.Digest, o.key.digest) {
 				return &ConflictError{o.key.key}
-			}
-			if len(holder.Result) == 0 { // its unit has not committed: another op of this one
-				return errRequeue
 			}
 			o.out = Accepted{}
 			if err := json.Unmarshal(holder.Result, &o.out); err != nil {

@@ -68,8 +68,9 @@ type Gate struct {
 }
 
 // Advance commits a step. ErrFenced means that the run is not the caller's any
-// more; ErrLookAgain, from a park alone, that nothing was written because the
-// run was woken meanwhile. run.WakeSeq follows the database.
+// more; ErrLookAgain that nothing was written: a park would have slept over a
+// wake-up or waited for no child, or an answer came after a cancel. run.WakeSeq
+// follows the database.
 func (r *Runs) Advance(ctx context.Context, run *Run, a Advance) (Gate, error) {
 	o := &advanceOp{run: run, a: a}
 	for i := range a.Steps {
@@ -103,6 +104,22 @@ type advanceOp struct {
 
 func (o *advanceOp) lane() uuid.UUID { return o.run.SessionID }
 
+func (o *advanceOp) size() (n int) {
+	for _, st := range o.a.Steps {
+		n += len(st.Output)
+	}
+	for _, e := range o.a.Events {
+		n += len(e.Content)
+	}
+	for _, f := range o.a.Facts {
+		n += len(f.Value)
+	}
+	if e := o.a.End; e != nil {
+		n += len(e.Result) + len(e.Error) + len(e.Last.Content) + len(e.Message)
+	}
+	return n
+}
+
 func (o *advanceOp) needs(n *needs) {
 	n.sessions = append(n.sessions, o.run.SessionID)
 	n.runs = append(n.runs, o.run.ID)
@@ -124,7 +141,7 @@ func (o *advanceOp) apply(u *unit) error {
 	}
 	o.wakeSeq = r.WakeSeq
 	o.gate.CancelRequested = r.CancelRequestedAt != nil
-	if o.a.Park != nil && (r.WakeSeq != o.run.WakeSeq || o.gate.CancelRequested) {
+	if p := o.a.Park; p != nil && (r.WakeSeq != o.run.WakeSeq || o.gate.CancelRequested || p.Kind == db.WaitKindChildren && r.OpenChildren == 0) {
 		return ErrLookAgain
 	}
 	if o.a.End != nil && o.gate.CancelRequested && o.a.End.State == db.RunStateCompleted {
@@ -249,7 +266,7 @@ func (u *unit) park(r *runRow, p Park) {
 
 func (u *unit) release(r *runRow, rel Release) {
 	r.WorkerID = nil
-	if rel.After <= 0 {
+	if rel.After <= 0 || r.CancelRequestedAt != nil { // a cancel is confirmed soon
 		u.admit(r)
 		return
 	}

@@ -33,7 +33,11 @@ func (h Ref) needs(n *needs) {
 // refOf finds a run; *NotFoundError when tenant has
 // no such run. An empty tenant is the fleet's own view.
 func (r *Runs) refOf(ctx context.Context, tenant string, id uuid.UUID) (Ref, error) {
-	row, err := r.queries.RunHeader(ctx, r.pool, id)
+	var row db.RunHeaderRow
+	err := r.repeat(ctx, func() (err error) {
+		row, err = r.queries.RunHeader(ctx, r.pool, id)
+		return err
+	})
 	if errors.Is(err, pgx.ErrNoRows) || err == nil && tenant != "" && row.TenantID != tenant {
 		return Ref{}, &NotFoundError{"run", id.String()}
 	} else if err != nil {
@@ -55,7 +59,7 @@ func (r *Runs) Cancel(ctx context.Context, tenant string, id uuid.UUID, reason s
 	if err != nil {
 		return Cancelled{}, err
 	}
-	o := &cancelOp{Ref: h, reason: reason}
+	o := &cancelOp{Ref: h, reason: string(r.masker.Bytes([]byte(reason)))}
 	if err := r.committer.do(ctx, o); err != nil {
 		return Cancelled{}, err
 	}
@@ -79,7 +83,8 @@ func (o *cancelOp) apply(u *unit) error {
 	if err != nil {
 		return err
 	}
-	o.children = r.OpenChildren > 0
+	// A cancel that is repeated ends what the first had no time for.
+	o.children = r.OpenChildren > 0 && (!r.final() || r.State == db.RunStateCancelled)
 	switch {
 	case r.final():
 		o.out = Cancelled{"already_ended", r.State}
@@ -148,19 +153,15 @@ func (r *Runs) Kill(ctx context.Context, tenant string, root uuid.UUID) (int, er
 // h.ID. It is a transaction of its own: the root first, then, in a later
 // statement, whatever the tree holds.
 func (r *Runs) endTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool, state db.RunState) (int, error) {
-	for {
-		n, err := r.tryEndTree(ctx, h, ends, state)
-		if errors.Is(err, errRequeue) || errors.Is(err, errRowHeld) || isRetryable(err) {
-			if err := sleep(ctx, retryPause); err != nil {
-				return 0, err
-			}
-			continue
-		}
-		return n, err
-	}
+	n := 0
+	err := r.repeat(ctx, func() (err error) {
+		n, err = r.tryEndTree(ctx, h, ends, state)
+		return err
+	})
+	return n, err
 }
 
-func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool, state db.RunState) (n int, err error) {
+func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool, state db.RunState) (ended int, err error) {
 	conn, err := r.pool.Acquire(ctx)
 	if err != nil {
 		return 0, err
@@ -169,27 +170,29 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 	u := newUnit()
 	// Sessions are locked before runs, and which they are is known only with
 	// the root locked: so the tree is read first, locked, and read again.
-	var sessions, ids []uuid.UUID
-	parents := map[uuid.UUID]uuid.UUID{}
-	read := func(tx db.DBTX) error {
-		rows, err := r.queries.UnitTreeRuns(ctx, tx, h.root)
-		if err != nil {
-			return err
-		}
+	parents := map[uuid.UUID]uuid.UUID{} // of all runs: one that ended may have children that did not
+	var ids []uuid.UUID                  // of those that had not ended, parents first
+	read := func() (n needs, err error) {
+		rows, err := r.queries.UnitTreeRuns(ctx, conn, h.root)
 		for _, row := range rows {
-			if _, ok := parents[row.ID]; !ok {
-				parents[row.ID] = orZero(row.ParentRunID)
-				ids, sessions = append(ids, row.ID), append(sessions, row.SessionID)
+			if _, ok := parents[row.ID]; ok {
+				continue
+			}
+			parents[row.ID] = orZero(row.ParentRunID)
+			if !row.Final {
+				ids = append(ids, row.ID)
+				n.runs, n.sessions = append(n.runs, row.ID, orZero(row.ParentRunID)), append(n.sessions, row.SessionID)
 			}
 		}
-		return nil
+		return n, err
 	}
-	if err := read(conn); err != nil {
+	n, err := read()
+	if err != nil {
 		return 0, err
 	}
-	sessions = append(sessions, h.Session)
-	known := len(ids)
-	err = u.load(ctx, conn.Conn(), &needs{sessions: sessions, ending: sessions, runs: append(ids, h.root, h.ID)}, true)
+	n.runs, n.sessions = append(n.runs, h.root, h.ID), append(n.sessions, h.Session)
+	n.ending = n.sessions
+	err = u.load(ctx, conn.Conn(), &n, laneWait)
 	defer func() {
 		if err != nil {
 			rollback(conn)
@@ -198,11 +201,14 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 	if err != nil {
 		return 0, err
 	}
-	if err := read(conn); err != nil {
+	grown, err := read()
+	if err != nil {
 		return 0, err
 	}
-	if len(ids) != known { // it grew before the root was locked
-		return 0, errRequeue
+	if len(grown.runs) > 0 { // spawned before the root was locked
+		if err := u.holdMore(ctx, conn.Conn(), grown.sessions, grown.runs); err != nil {
+			return 0, err
+		}
 	}
 	if state == db.RunStateKilled {
 		root, err := u.run(h.root)
@@ -243,21 +249,20 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 			return 0, err
 		}
 		u.changes.control = append(u.changes.control, run.ID)
-		n++
+		ended++
 	}
 	// A parent that was woken and then ended needs no job.
 	u.nudges = keep(u.nudges, func(j nudge) bool { row := u.runs[j.run]; return row == nil || !row.final() })
 	uncertain, err := u.flush(ctx, conn.Conn(), r.insert)
 	if uncertain {
-		if err = r.committer.settle(ctx, u, err); err != nil {
-			return 0, err
-		}
+		_ = conn.Conn().Close(ctx)
+		err = r.committer.settle(context.WithoutCancel(ctx), u, err)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("end tree of run %s: %w", h.root, err)
 	}
 	r.committer.publish(u)
-	return n, nil
+	return ended, nil
 }
 
 func keep[T any](s []T, f func(T) bool) []T {

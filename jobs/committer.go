@@ -21,10 +21,13 @@ import (
 )
 
 const (
-	maxUnit      = 512                   // ops of one transaction
-	maxMisses    = 3                     // units that pass over a held row before one waits for it
-	retryPause   = 25 * time.Millisecond // after a failed transaction
-	settlePause  = 50 * time.Millisecond // between questions after a lost commit
+	maxUnit      = 512                    // ops of one transaction
+	maxUnitBytes = 4 << 20                // of what they store, and one op more
+	maxMisses    = 3                      // units that pass over a held row before one waits for it
+	groupWait    = 250 * time.Millisecond // for held rows, by all ops that have just come to wait
+	laneWait     = 2 * time.Second        // for held rows, by the ops of one lane
+	retryPause   = 25 * time.Millisecond  // after a failed transaction
+	settlePause  = 50 * time.Millisecond  // between questions after a lost commit
 	unitTimeout  = 20 * time.Second
 	giveUpAfter  = 10 * time.Second // of database failures, for a caller without a deadline
 	rollbackTime = 2 * time.Second
@@ -43,8 +46,11 @@ type committer struct {
 	metrics *committerMetrics
 
 	writers []chan *item
+	held    chan *item // ops that the writers passed over too often
 	seed    maphash.Seed
+	giveUp  time.Duration
 	done    chan struct{} // closed by close: nothing is taken any more
+	ended   chan struct{} // closed when everything is answered
 	wg      sync.WaitGroup
 
 	// afterLoad and afterCommit let tests break a unit at its seams.
@@ -53,7 +59,7 @@ type committer struct {
 }
 
 type committerMetrics struct {
-	units, ops, misses, retries atomic.Int64
+	units, ops, misses, retries, steps atomic.Int64
 }
 
 // item is an op on its way.
@@ -62,13 +68,23 @@ type item struct {
 	ctx    context.Context // of the caller; an item not yet in a unit may be given up
 	since  time.Time
 	misses int
+	apart  bool       // it waited in vain among others: now with its lane alone
 	result chan error // buffered: the writer never waits for the caller
+}
+
+// size is about what an op stores, in bytes.
+func (it *item) size() int {
+	if o, ok := it.op.(interface{ size() int }); ok {
+		return o.size()
+	}
+	return 0
 }
 
 func newCommitter(pool *pgxpool.Pool, insert *river.Client[pgx.Tx], publish func(*unit), log *slog.Logger, writers int) *committer {
 	c := &committer{
 		pool: pool, queries: db.New(), insert: insert, publish: publish, log: log, metrics: &committerMetrics{},
-		seed: maphash.MakeSeed(), done: make(chan struct{}),
+		held: make(chan *item, maxUnit), seed: maphash.MakeSeed(), giveUp: giveUpAfter,
+		done: make(chan struct{}), ended: make(chan struct{}),
 	}
 	for range writers {
 		ch := make(chan *item, 4*maxUnit)
@@ -76,6 +92,7 @@ func newCommitter(pool *pgxpool.Pool, insert *river.Client[pgx.Tx], publish func
 		c.wg.Add(1)
 		go c.write(ch)
 	}
+	go c.writeHeld()
 	return c
 }
 
@@ -83,6 +100,8 @@ func newCommitter(pool *pgxpool.Pool, insert *river.Client[pgx.Tx], publish func
 func (c *committer) close() {
 	close(c.done)
 	c.wg.Wait()
+	close(c.held)
+	<-c.ended
 }
 
 // do hands o over and waits for its commit. Once a unit has o, do waits for its
@@ -106,10 +125,9 @@ func (c *committer) do(ctx context.Context, o op) error {
 	select {
 	case err := <-it.result:
 		return err
-	case <-c.done:
+	case <-c.ended:
 		// The writers drain their channels before they end; what came too late
 		// for that is still in one.
-		c.wg.Wait()
 		select {
 		case err := <-it.result:
 			return err
@@ -138,11 +156,16 @@ func (c *committer) write(ch chan *item) {
 				}
 			}
 		}
+		bytes := 0
+		for _, it := range batch {
+			bytes += it.size()
+		}
 	fill:
-		for len(batch) < maxUnit {
+		for len(batch) < maxUnit && bytes < maxUnitBytes {
 			select {
 			case it := <-ch:
 				batch = append(batch, it)
+				bytes += it.size()
 			default:
 				break fill
 			}
@@ -151,100 +174,148 @@ func (c *committer) write(ch chan *item) {
 	}
 }
 
+// writeHeld carries what the writers passed over. It waits for the rows that
+// others hold, so that the writers and their callers need not.
+func (c *committer) writeHeld() {
+	defer close(c.ended)
+	var items []*item
+	for {
+		if len(items) == 0 {
+			it, ok := <-c.held
+			if !ok {
+				return
+			}
+			items = append(items, it)
+		}
+	fill:
+		for len(items) < maxUnit {
+			select {
+			case it, ok := <-c.held:
+				if !ok {
+					break fill
+				}
+				items = append(items, it)
+			default:
+				break fill
+			}
+		}
+		// Together as long as that goes well: many want the same parent or root.
+		// A row held for long is then waited for by its lane alone, in turn.
+		first, wait := items[0], groupWait
+		if first.apart {
+			wait = laneWait
+		}
+		var unit, rest []*item
+		for _, it := range items {
+			if it.apart == first.apart && (!it.apart || it.op.lane() == first.op.lane()) {
+				unit = append(unit, it)
+			} else {
+				rest = append(rest, it)
+			}
+		}
+		again := c.attempt(unit, wait)
+		if len(again) == len(unit) {
+			c.pause()
+		}
+		items = append(rest, again...)
+	}
+}
+
 // commit carries a batch to the database and answers its items, but those it
 // returns: they belong into the next unit.
 func (c *committer) commit(batch []*item) (again []*item) {
 	live := batch[:0:0]
 	for _, it := range batch {
-		if it.ctx.Err() != nil && it.misses == 0 {
+		if it.ctx.Err() != nil {
 			it.result <- context.Cause(it.ctx)
 			continue
 		}
-		if it.misses >= maxMisses { // a row held for long: wait for it, alone
-			again = append(again, c.attempt([]*item{it}, true)...)
-			continue
+		if it.misses >= maxMisses {
+			select {
+			case c.held <- it:
+				continue
+			default: // many wait already
+			}
 		}
 		live = append(live, it)
 	}
 	if len(live) == 0 {
-		return again
+		return nil
 	}
-	return append(again, c.attempt(live, false)...)
+	return c.attempt(live, 0)
 }
 
-// attempt runs one unit, and repeats it as long as that can help. Data errors
-// halve the unit until the culprit is alone.
-func (c *committer) attempt(items []*item, wait bool) (again []*item) {
-	for {
-		errs, err := c.unit(items, wait)
-		if err == nil {
-			for i, it := range items {
-				switch {
-				case errors.Is(errs[i], errRowHeld):
-					c.metrics.misses.Add(1)
-					it.misses++
-					if wait && it.misses > maxMisses {
-						it.result <- &NotFoundError{"run or session of", it.op.lane().String()} // nobody holds it: there is none
-						continue
-					}
-					again = append(again, it)
-				case errors.Is(errs[i], errRequeue):
-					again = append(again, it)
-				default:
-					it.result <- errs[i]
-				}
+// attempt runs one unit and answers its items, but those it returns: another
+// may do what this one could not. What fails by an op's fault is halved until
+// the culprit is alone.
+func (c *committer) attempt(items []*item, wait time.Duration) (again []*item) {
+	u, errs, err := c.unit(items, wait)
+	switch {
+	case err == nil:
+		c.publish(u)
+		for i, it := range items {
+			switch {
+			case errors.Is(errs[i], errRowHeld) && wait > 0:
+				it.result <- &NotFoundError{"run or session of", it.op.lane().String()} // nobody holds it: there is none
+			case errors.Is(errs[i], errRowHeld), errors.Is(errs[i], errRequeue):
+				c.metrics.misses.Add(1)
+				it.misses++
+				again = append(again, it)
+			default:
+				it.result <- errs[i]
 			}
-			return again
 		}
-		switch {
-		case isDataError(err):
-			if len(items) == 1 {
-				items[0].result <- err
-				return nil
-			}
-			half := len(items) / 2
-			return append(c.attempt(items[:half], wait), c.attempt(items[half:], wait)...)
-		case isLockTimeout(err) && wait:
-			return items // others get their turn
-		case isRetryable(err):
-			c.metrics.retries.Add(1)
-			items = c.patient(items, err)
-			if len(items) == 0 {
-				return nil
-			}
-			pause := time.NewTimer(retryPause)
-			select {
-			case <-pause.C:
-			case <-c.done:
-				pause.Stop()
-				if !c.lastTry(items, err) {
-					return nil
-				}
-			}
-		default:
-			c.log.Error("unit failed", "ops", len(items), "error", err)
+		return c.patient(again, errRowHeld)
+	case errors.Is(err, errUnknown):
+		for _, it := range items {
+			it.result <- err
+		}
+		return nil
+	case isLockTimeout(err) && wait > 0:
+		for _, it := range items {
+			it.apart = true
+		}
+		return c.patient(items, errRowHeld)
+	case isRetryable(err):
+		c.metrics.retries.Add(1)
+		items = c.patient(items, err)
+		if len(items) > 0 && !c.pause() { // closing: not again
 			for _, it := range items {
-				it.result <- err
+				it.result <- &UnavailableError{time.Since(it.since), err}
 			}
 			return nil
 		}
+		return items
+	case len(items) > 1:
+		half := len(items) / 2
+		return append(c.attempt(items[:half], wait), c.attempt(items[half:], wait)...)
+	default:
+		if !isDataError(err) {
+			c.log.Error("op failed", "op", fmt.Sprintf("%T", items[0].op), "error", err)
+		}
+		items[0].result <- err
+		return nil
 	}
 }
 
-// lastTry gives up what a closing committer cannot commit.
-func (c *committer) lastTry(items []*item, err error) bool {
-	for _, it := range items {
-		it.result <- &UnavailableError{time.Since(it.since), err}
+// pause waits before another try; false says that the committer is closing.
+func (c *committer) pause() bool {
+	t := time.NewTimer(retryPause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-c.done:
+		return false
 	}
-	return false
 }
 
-// patient answers the items that have waited long enough for a database that
-// does not work, and returns the others.
+// patient answers the items that have waited long enough, for a database that
+// does not work or a row that is held, and returns the others.
 func (c *committer) patient(items []*item, err error) []*item {
 	return keep(items, func(it *item) bool {
 		_, bounded := it.ctx.Deadline()
-		if it.ctx.Err() == nil && (bounded || time.Since(it.since) < giveUpAfter) {
+		if it.ctx.Err() == nil && (bounded || time.Since(it.since) < c.giveUp) {
 			return true
 		}
 		it.result <- &UnavailableError{time.Since(it.since), err}
@@ -253,22 +324,22 @@ func (c *committer) patient(items []*item, err error) []*item {
 }
 
 // unit is one transaction. The errors of single ops come back by index; err
-// means that nothing is committed.
-func (c *committer) unit(items []*item, wait bool) (errs []error, err error) {
+// means that nothing is committed, unless it is errUnknown.
+func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []error, err error) {
 	// A unit that began is not given up by its callers; a server that does not
 	// answer ends it.
 	ctx, cancel := context.WithTimeout(context.Background(), unitTimeout)
 	defer cancel()
 	conn, err := c.pool.Acquire(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer conn.Release()
-	u := newUnit()
+	u = newUnit()
 	defer func() {
 		if p := recover(); p != nil { // a bug in an op must not take the process and its other runs along
 			rollback(conn)
-			errs, err = nil, &panicError{p, debug.Stack()}
+			u, errs, err = nil, nil, &panicError{p, debug.Stack()}
 		}
 	}()
 	var n needs
@@ -277,12 +348,12 @@ func (c *committer) unit(items []*item, wait bool) (errs []error, err error) {
 	}
 	if err := u.load(ctx, conn.Conn(), &n, wait); err != nil {
 		rollback(conn)
-		return nil, err
+		return nil, nil, err
 	}
 	if c.afterLoad != nil {
 		if err := c.afterLoad(u); err != nil {
 			rollback(conn)
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	errs = make([]error, len(items))
@@ -300,12 +371,12 @@ func (c *committer) unit(items []*item, wait bool) (errs []error, err error) {
 	}
 	if err != nil {
 		rollback(conn)
-		return nil, err
+		return nil, nil, err
 	}
 	c.metrics.units.Add(1)
 	c.metrics.ops.Add(int64(len(items)))
-	c.publish(u)
-	return errs, nil
+	c.metrics.steps.Add(u.finishedSteps())
+	return u, errs, nil
 }
 
 // settle finds out, on another connection, what became of a commit whose
@@ -315,15 +386,15 @@ func (c *committer) settle(ctx context.Context, u *unit, cause error) error {
 	for {
 		status, err := c.queries.UnitXactStatus(ctx, c.pool, db.UnitXactStatusParams{Xid: u.xid, Since: u.clock})
 		switch {
-		case err != nil: // the database is away: ask until it is back
-		case status.Status == "aborted":
+		case isRetryable(err): // the database is away: ask until it is back
+		case err == nil && status.Status == "aborted":
 			return fmt.Errorf("commit was lost: %w", cause)
-		case status.Status == "in progress" && !status.Restarted:
-		case status.Status == "committed" && !status.Restarted:
+		case err == nil && status.Status == "in progress" && !status.Restarted:
+		case err == nil && status.Status == "committed" && !status.Restarted:
 			return nil
 		default:
-			// A restart may give an unlogged transaction's number away again, so
-			// the rows themselves have to tell.
+			// Recovery may give an unlogged transaction's number away again, so the
+			// rows themselves have to tell.
 			there, err := u.evidence(ctx, c.queries, c.pool)
 			if err == nil && there {
 				return nil
@@ -334,7 +405,7 @@ func (c *committer) settle(ctx context.Context, u *unit, cause error) error {
 		}
 		select {
 		case <-c.done:
-			return fmt.Errorf("outcome of a commit is unknown: %w", cause)
+			return fmt.Errorf("%w: %w", errUnknown, cause)
 		case <-time.After(settlePause):
 		}
 	}
@@ -442,7 +513,9 @@ func isRetryable(err error) bool {
 		return pg.Code == "25006" || pg.Code == "25P02" // read-only during a failover; failed transaction
 	}
 	var bug *panicError
-	return !errors.As(err, &bug) // else no answer of the server at all
+	var missing *NotFoundError
+	answered := errors.Is(err, pgx.ErrNoRows) || errors.As(err, &missing) || errors.Is(err, errUnknown) || errors.As(err, &bug)
+	return !answered // no answer of the server at all
 }
 
 func newID() uuid.UUID { return uuid.Must(uuid.NewV7()) }

@@ -127,12 +127,20 @@ func (u *unit) next(s *sessionRow) (laneTurn, error) {
 		}
 		return laneTurn{l, row}, nil
 	}
+	var first *runRow
+	known := 0
 	for _, row := range u.newRuns { // accepted in this very unit, in order
 		if row.SessionID == s.ID && row.InLane && row.AdmittedAt == nil {
-			return laneTurn{row: row}, nil
+			if first == nil {
+				first = row
+			}
+			known++
 		}
 	}
-	return laneTurn{}, errRequeue // the snapshot is of before: look again in the next unit
+	if first == nil || known < int(s.Queued) {
+		return laneTurn{}, errRequeue // one that the unit does not know, or that others hold, comes before
+	}
+	return laneTurn{row: first}, nil
 }
 
 // promote makes the next turn of the lane its head.

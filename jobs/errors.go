@@ -17,9 +17,10 @@ var (
 	// ErrFenced answers a write under an old epoch: another worker owns the
 	// run, or it has ended. The loser writes nothing more.
 	ErrFenced = errors.New("run is owned by another epoch")
-	// ErrLookAgain answers a park that would sleep over an event: the run is
-	// still the caller's, and something changed since it looked.
-	ErrLookAgain = errors.New("run was woken while it was about to wait")
+	// ErrLookAgain answers a park that would sleep over an event, and an answer
+	// or a spawn that a cancel came before: the run is still the caller's, and
+	// something changed since it looked.
+	ErrLookAgain = errors.New("run was woken or cancelled meanwhile")
 	// ErrWorkerGone answers a claim by a worker that was declared dead or is
 	// draining.
 	ErrWorkerGone = errors.New("worker may not claim")
@@ -29,6 +30,7 @@ var (
 	errRequeue       = errors.New("op goes into the next unit") // one unit changes one thing once
 	errRowHeld       = errors.New("row is held by another transaction")
 	errSessionExists = errors.New("session exists already")
+	errUnknown       = errors.New("outcome of a commit is unknown") // the committer closed before it could ask
 )
 
 // BusyError refuses a turn because its session's queue is full.

@@ -22,6 +22,9 @@ const (
 	QueueSuspect = "suspect"
 )
 
+// Queues are all of them.
+var Queues = []string{QueueTurns, QueueTurnsBg, QueueSpawns, QueueGraphs, QueueGates, QueueMemory, QueueDelivery, QueueSuspect}
+
 // queueOf is the queue of a kind of run, outside suspicion.
 func queueOf(kind db.RunKind) string {
 	switch kind {

@@ -41,24 +41,24 @@ func (o *reapOp) apply(u *unit) error {
 	if _, err := u.session(r.SessionID); err != nil {
 		return err
 	}
+	losses, epoch := r.Losses, r.Epoch+1
 	if o.counts {
 		switch {
 		case o.solitary:
-			r.Losses = MaxLosses
-		case r.Losses < MaxLosses-1:
-			r.Losses++
+			losses = MaxLosses
+		case losses < MaxLosses-1:
+			losses++
 		}
 	}
-	epoch := r.Epoch + 1
 	switch {
 	case r.CancelRequestedAt != nil:
 		err = u.end(r, cancelEnding(""))
-	case r.Losses >= MaxLosses:
+	case losses >= MaxLosses:
 		err = u.end(r, failEnding(db.RunStatePoisoned, ErrorContent{
 			Kind: "poisoned", Message: "the run lost its worker three times at one step and is set aside",
 		}))
 	default:
-		if r.Losses == MaxLosses-1 {
+		if losses == MaxLosses-1 {
 			r.Queue = QueueSuspect
 		}
 		r.WorkerID = nil
@@ -67,7 +67,7 @@ func (o *reapOp) apply(u *unit) error {
 	if err != nil {
 		return err
 	}
-	r.Epoch = epoch
+	r.Losses, r.Epoch = losses, epoch
 	o.done = true
 	return nil
 }

@@ -27,7 +27,7 @@ type Masker interface {
 // Config is what a Runs needs.
 type Config struct {
 	Pool    *pgxpool.Pool
-	Hot     *pgxpool.Pool // the committer's, of db.OpenHot; it needs Writers + 1 connections
+	Hot     *pgxpool.Pool // the committer's, of db.OpenHot; it needs Writers + 2 connections
 	Bus     *bus.Bus
 	Masker  Masker
 	Log     *slog.Logger
@@ -129,6 +129,25 @@ func (r *Runs) Outcome(ctx context.Context, tenant string, id uuid.UUID) (Outcom
 		o.WaitsFor = *row.WaitsFor
 	}
 	return o, nil
+}
+
+// repeat does again what fails because the database is away or a row is held,
+// for as long as the committer repeats a change: then *UnavailableError.
+func (r *Runs) repeat(ctx context.Context, f func() error) error {
+	since := time.Now()
+	_, bounded := ctx.Deadline()
+	for {
+		err := f()
+		if err == nil || !isRetryable(err) {
+			return err
+		}
+		if !bounded && time.Since(since) >= r.committer.giveUp {
+			return &UnavailableError{time.Since(since), err}
+		}
+		if err := sleep(ctx, retryPause); err != nil {
+			return err
+		}
+	}
 }
 
 // Wait returns a run's outcome once it has ended; when ctx ends before, the

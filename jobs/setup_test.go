@@ -28,6 +28,7 @@ type fixture struct {
 	t    *testing.T
 	ctx  context.Context
 	pool *pgxpool.Pool
+	hot  *pgxpool.Pool // the committer's
 	bus  *bus.Bus
 	runs *Runs
 }
@@ -44,12 +45,20 @@ func (f *fixture) another() *fixture {
 	return machine(f.t, f.pool.Config().ConnString())
 }
 
-func machine(t *testing.T, url string) *fixture {
+func machine(t *testing.T, url string, configure ...func(*pgxpool.Config)) *fixture {
 	t.Helper()
-	pool, err := db.Open(context.Background(), url, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	conns := func(n int32) func(*pgxpool.Config) {
+		return func(c *pgxpool.Config) {
+			c.MaxConns = n
+			for _, f := range configure {
+				f(c)
+			}
+		}
+	}
+	pool, err := db.Open(context.Background(), url, conns(8))
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	hot, err := db.OpenHot(context.Background(), url, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	hot, err := db.OpenHot(context.Background(), url, conns(4))
 	require.NoError(t, err)
 	t.Cleanup(hot.Close)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
@@ -64,7 +73,7 @@ func machine(t *testing.T, url string) *fixture {
 		cancel()
 		<-done
 	})
-	return &fixture{t: t, ctx: ctx, pool: pool, bus: b, runs: runs}
+	return &fixture{t: t, ctx: ctx, pool: pool, hot: hot, bus: b, runs: runs}
 }
 
 // terms are the default agent's.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -30,9 +31,15 @@ type LimitError struct {
 func (e *LimitError) Error() string { return fmt.Sprintf("%s is limited to %d", e.Limit, e.Max) }
 
 // Spawn adds a child to a live run, with the step that asked for it: both or
-// neither. It refuses when the tree is killed. The repeat of a spawn whose
-// step is stored already makes no second child.
+// neither. The repeat of a spawn whose step is stored already makes no second
+// child. Errors: ErrFenced, also when the tree is killed; ErrLookAgain when the
+// parent is to be cancelled; *LimitError.
 func (r *Runs) Spawn(ctx context.Context, parent *Run, p SpawnParams) (uuid.UUID, error) {
+	for _, st := range parent.Steps {
+		if st.Seq == p.Step.Seq && st.Status == db.StepStatusDone {
+			return childOf(st)
+		}
+	}
 	o := &spawnOp{parent: parent, p: p, child: newID(), session: newID()}
 	o.p.Step.Output = json.RawMessage(`{"runId":"run_` + o.child.String() + `"}`)
 	o.input = r.masker.Bytes(p.Input)
@@ -41,6 +48,17 @@ func (r *Runs) Spawn(ctx context.Context, parent *Run, p SpawnParams) (uuid.UUID
 		parent.WakeSeq = o.wakeSeq
 	}
 	return o.child, err
+}
+
+// childOf reads the child from the step of its spawn.
+func childOf(st Step) (uuid.UUID, error) {
+	var output struct {
+		RunID string `json:"runId"`
+	}
+	if err := json.Unmarshal(st.Output, &output); err != nil {
+		return uuid.Nil, fmt.Errorf("step %d is no spawn: %w", st.Seq, err)
+	}
+	return uuid.Parse(strings.TrimPrefix(output.RunID, "run_"))
 }
 
 type spawnOp struct {
@@ -52,6 +70,8 @@ type spawnOp struct {
 }
 
 func (o *spawnOp) lane() uuid.UUID { return o.parent.SessionID }
+
+func (o *spawnOp) size() int { return 2 * len(o.input) }
 
 func (o *spawnOp) needs(n *needs) {
 	n.create = append(n.create, newSessionOf(o.parent.TenantID, o.session, o.p.Terms.Agent, o.p.Spec))
@@ -70,6 +90,9 @@ func (o *spawnOp) apply(u *unit) error {
 	}
 	if root.KilledAt != nil {
 		return ErrFenced
+	}
+	if parent.CancelRequestedAt != nil {
+		return ErrLookAgain // its sub-agents have ended with the cancel
 	}
 	if int(parent.Depth)+1 > o.p.MaxDepth {
 		return &LimitError{"depth", o.p.MaxDepth}

@@ -95,6 +95,7 @@ type puts struct {
 	limits   db.UnitRateLimitPutParams
 	tasks    db.UnitTaskStatusParams
 	keys     db.UnitIdempotencyResultParams
+	copies   db.UnitStepCopyParams
 }
 
 // changes are what other processes learn after the commit.
@@ -172,9 +173,9 @@ func (u *unit) owned(id uuid.UUID, epoch int32) (*runRow, *sessionRow, error) {
 	return r, s, err
 }
 
-// load opens the transaction on conn, locks and reads. With wait it waits for
-// locks, else it passes over rows that others hold.
-func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) error {
+// load opens the transaction on conn, locks and reads. It waits so long for
+// each lock; with 0 it passes over rows that others hold.
+func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Duration) error {
 	var (
 		p        db.Pipeline
 		claimed  []db.UnitIdempotencyClaimRow
@@ -190,8 +191,8 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) er
 		due      []uuid.UUID
 	)
 	p.Begin(&u.xid)
-	if wait {
-		p.LockTimeout("2s")
+	if wait > 0 {
+		p.LockTimeout(wait.String())
 	}
 	// What can block comes first and in one order for everyone: workers, keys,
 	// new sessions. What follows never waits, or holds nothing others wait for.
@@ -199,7 +200,7 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) er
 		p.UnitWorkerShare(distinct(n.workers), &workers)
 	}
 	if len(n.keys) > 0 {
-		slices.SortFunc(n.keys, func(a, b *keyClaim) int {
+		slices.SortStableFunc(n.keys, func(a, b *keyClaim) int { // of one key's claims the first counts
 			x, y := a.id(), b.id()
 			return slices.Compare(x[:], y[:])
 		})
@@ -212,10 +213,10 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) er
 		p.UnitSessionInsert(sessionParams(n.create), &created)
 	}
 	if len(n.sessions) > 0 {
-		p.UnitSessionLock(distinct(n.sessions), wait, &sessions)
+		p.UnitSessionLock(distinct(n.sessions), wait > 0, &sessions)
 	}
 	if len(n.runs) > 0 {
-		p.UnitRunLock(distinct(n.runs), wait, &runs)
+		p.UnitRunLock(distinct(n.runs), wait > 0, &runs)
 	}
 	if len(n.ending) > 0 {
 		p.UnitLaneNext(distinct(n.ending), &next)
@@ -242,9 +243,7 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) er
 	}
 
 	u.now, u.clock = now, clock
-	for i := range sessions {
-		u.sessions[sessions[i].ID] = &sessionRow{UnitSessionLockRow: sessions[i]}
-	}
+	u.hold(sessions, runs)
 	u.created = created
 	for _, id := range created {
 		for _, s := range n.create {
@@ -252,9 +251,6 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) er
 				u.sessions[id] = &sessionRow{UnitSessionLockRow: s.row()}
 			}
 		}
-	}
-	for i := range runs {
-		u.runs[runs[i].ID] = &runRow{UnitRunLockRow: runs[i]}
 	}
 	u.workers = make(map[uuid.UUID]db.WorkerState, len(workers))
 	for _, w := range workers {
@@ -284,6 +280,30 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait bool) er
 	for _, k := range known {
 		u.knownUse[usageKey{k.RunID, k.CallID}] = true
 	}
+	return nil
+}
+
+func (u *unit) hold(sessions []db.UnitSessionLockRow, runs []db.UnitRunLockRow) {
+	for i := range sessions {
+		u.sessions[sessions[i].ID] = &sessionRow{UnitSessionLockRow: sessions[i]}
+	}
+	for i := range runs {
+		u.runs[runs[i].ID] = &runRow{UnitRunLockRow: runs[i]}
+	}
+}
+
+// holdMore locks further rows in the open transaction. It never waits, since
+// these come out of order; what others hold stays out.
+func (u *unit) holdMore(ctx context.Context, conn *pgx.Conn, sessions, runs []uuid.UUID) error {
+	var p db.Pipeline
+	var s []db.UnitSessionLockRow
+	var r []db.UnitRunLockRow
+	p.UnitSessionLock(distinct(sessions), false, &s)
+	p.UnitRunLock(distinct(runs), false, &r)
+	if err := p.Send(ctx, conn); err != nil {
+		return err
+	}
+	u.hold(s, r)
 	return nil
 }
 
@@ -365,6 +385,9 @@ func (u *unit) write(p *db.Pipeline) {
 	if len(u.put.steps.RunIds) > 0 {
 		p.UnitStepInsert(u.put.steps)
 	}
+	if len(u.put.copies.OldIds) > 0 {
+		p.UnitStepCopy(u.put.copies)
+	}
 	if len(u.put.events.Seqs) > 0 {
 		p.UnitEventInsert(u.put.events)
 	}
@@ -377,11 +400,11 @@ func (u *unit) write(p *db.Pipeline) {
 	if len(u.put.facts.Keys) > 0 {
 		p.UnitFactPut(u.put.facts)
 	}
-	if len(u.waitDrop) > 0 {
-		p.UnitWaitDrop(u.waitDrop)
-	}
 	if len(u.put.waits.RunIds) > 0 {
 		p.UnitWaitPut(u.put.waits)
+	}
+	if len(u.waitDrop) > 0 { // after: a run may park and be woken in one unit, never the reverse
+		p.UnitWaitDrop(u.waitDrop)
 	}
 	if len(u.put.limits.Keys) > 0 {
 		p.UnitRateLimitPut(u.put.limits)
@@ -419,8 +442,11 @@ func (u *unit) admit(r *runRow) {
 
 // progressed notes a completed step: whatever went wrong before it is over.
 func (r *runRow) progressed() {
-	if r.Losses != 0 || r.CallAttempts != 0 || r.Queue == QueueSuspect {
-		r.Losses, r.CallAttempts, r.CallLimited, r.Queue, r.dirty = 0, 0, 0, queueOf(r.Kind), changed
+	if r.Losses != 0 || r.CallAttempts != 0 {
+		r.Losses, r.CallAttempts, r.CallLimited, r.dirty = 0, 0, 0, changed
+	}
+	if r.Queue == QueueSuspect {
+		r.Queue, r.dirty = queueOf(r.Kind), changed
 	}
 	if r.dirty == clean {
 		r.dirty = progressed

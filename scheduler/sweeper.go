@@ -160,7 +160,7 @@ func (s *Sweeper) keepTime(ctx context.Context) {
 func (s *Sweeper) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sweepWithin)
 	defer cancel()
-	if rows, err := s.queries.RunAdmittedUnclaimed(ctx, s.pool, sweepRows); s.ok(err, RepairNudge) {
+	if rows, err := s.queries.RunAdmittedUnclaimed(ctx, s.pool, db.RunAdmittedUnclaimedParams{Queues: jobs.Queues, MaxRows: sweepRows}); s.ok(err, RepairNudge) {
 		refs := make([]jobs.Ref, len(rows))
 		for i, r := range rows {
 			refs[i] = jobs.Ref{ID: r.ID, Session: r.SessionID, Parent: r.ParentRunID}

@@ -25,17 +25,14 @@ type modelRequest struct {
 	truncated bool // facts
 }
 
-func (t *attempt) modelRequest(next turn.CallModel) (*modelRequest, error) {
-	messages, err := turn.Current(slices.Clip(t.history), t.request, t.run.Steps)
-	if err != nil {
-		return nil, err
-	}
+func (t *attempt) modelRequest(next turn.CallModel) *modelRequest {
+	messages := t.state.Context(slices.Clip(t.history), t.request)
 	facts, truncated := t.facts.forModel()
 	return &modelRequest{truncated: truncated, Request: model.Request{
 		System: t.agent.instructions, Facts: facts, Tools: t.agent.catalogue.Models(), Messages: messages, Now: time.Now().UTC(),
 		MaxOutputTokens: t.agent.maxOutputTokens, Parameters: t.agent.parameters,
 		CallIndex: next.CallIndex, Attempt: int(t.run.CallAttempts),
-	}}, nil
+	}}
 }
 
 // usageContent is the content of an agent.usage event (RC-124).
@@ -108,7 +105,7 @@ func (t *attempt) modelDone(next turn.CallModel, m modelRef, resp *model.Respons
 	if len(out.Calls) == 0 {
 		return t.finish(out, nil, a)
 	}
-	return t.advance(a)
+	return t.advanceWith(a, out)
 }
 
 // judge settles a call that is not sent out, or says that it starts. Facts are
@@ -260,12 +257,8 @@ func (t *attempt) total(a jobs.Advance) model.Usage {
 			cost += *u.CostMicros
 		}
 	}
-	for i := range t.run.Steps {
-		if t.run.Steps[i].Kind == db.StepKindModel {
-			if out, err := turn.ParseModel(&t.run.Steps[i]); err == nil {
-				add(out.Usage)
-			}
-		}
+	for out := range t.state.Models() {
+		add(out.Usage)
 	}
 	for _, u := range a.Usage {
 		add(model.Usage{Input: u.Input, CacheRead: u.CacheRead, CacheWrite: u.CacheWrite, Output: u.Output, Reasoning: u.Reasoning, CostMicros: u.CostMicros, Estimated: u.Estimated})

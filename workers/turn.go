@@ -38,6 +38,7 @@ type attempt struct {
 	agent *agent
 	log   *slog.Logger
 
+	state   *turn.State
 	request string
 	history []model.Message
 	facts   *facts
@@ -97,11 +98,8 @@ func (t *attempt) loop(ctx context.Context) error {
 		if t.w.drain.Load() {
 			return t.advance(jobs.Advance{Release: &jobs.Release{}})
 		}
-		next, err := turn.Next(t.run.Steps, t.agent.limits)
-		if err != nil {
-			return err
-		}
-		switch next := next.(type) {
+		var err error
+		switch next := t.state.Next(t.agent.limits).(type) {
 		case turn.CallModel:
 			err = t.callModel(ctx, next)
 		case turn.RunTools:
@@ -120,6 +118,9 @@ func (t *attempt) loop(ctx context.Context) error {
 // was accepted, the conversation before it, and the facts of its scope.
 func (t *attempt) prepare(ctx context.Context) (err error) {
 	if t.agent, err = t.w.agents.get(ctx, t.run.TenantID, t.run.Agent, t.run.AgentVersion); err != nil {
+		return err
+	}
+	if t.state, err = turn.Read(t.run.Steps); err != nil {
 		return err
 	}
 	var input struct {
@@ -151,7 +152,10 @@ func (t *attempt) prepare(ctx context.Context) (err error) {
 // advance commits, and follows what the commit brought back. A call that was
 // made is stored even if the run was cancelled meanwhile; only a lost lease
 // ends the wait for the database.
-func (t *attempt) advance(a jobs.Advance) error {
+func (t *attempt) advance(a jobs.Advance) error { return t.advanceWith(a, nil) }
+
+// advanceWith spares reading the output of a model step, the first of a.
+func (t *attempt) advanceWith(a jobs.Advance, answered *turn.ModelOutput) error {
 	gate, err := t.w.Runs.Advance(t.seat.member.ctx, t.run, a)
 	if err != nil {
 		if errors.Is(err, jobs.ErrFenced) {
@@ -159,8 +163,15 @@ func (t *attempt) advance(a jobs.Advance) error {
 		}
 		return err
 	}
-	for _, st := range a.Steps {
-		t.stored(st)
+	for i, st := range a.Steps {
+		st.Epoch = t.run.Epoch
+		var out *turn.ModelOutput
+		if i == 0 {
+			out = answered
+		}
+		if err := t.state.Put(st, out, nil); err != nil {
+			return err
+		}
 	}
 	t.run.ModelCalls += a.ModelCalls
 	if a.Park != nil || a.End != nil || a.Release != nil {
@@ -169,22 +180,6 @@ func (t *attempt) advance(a jobs.Advance) error {
 		t.seat.held.interrupt(t.run.ID, errCancelRequested)
 	}
 	return nil
-}
-
-// stored keeps the run's steps as the database has them.
-func (t *attempt) stored(st jobs.Step) {
-	st.Epoch = t.run.Epoch
-	for i := range t.run.Steps {
-		if t.run.Steps[i].Seq == st.Seq {
-			t.run.Steps[i] = st
-			return
-		}
-		if t.run.Steps[i].Seq > st.Seq {
-			t.run.Steps = append(t.run.Steps[:i], append([]jobs.Step{st}, t.run.Steps[i:]...)...)
-			return
-		}
-	}
-	t.run.Steps = append(t.run.Steps, st)
 }
 
 // cut is what an interrupted call leaves to be stored.
@@ -246,10 +241,7 @@ func (t *attempt) callModel(ctx context.Context, next turn.CallModel) error {
 	if t.failures() >= maxFailed && t.agent.secondary != nil {
 		target = *t.agent.secondary
 	}
-	req, err := t.modelRequest(next)
-	if err != nil {
-		return err
-	}
+	req := t.modelRequest(next)
 	var warnings []jobs.Event
 	if req.truncated && !t.warned {
 		t.warned = true
@@ -319,16 +311,16 @@ func (t *attempt) ask(ctx context.Context, m modelRef, req *modelRequest, next t
 	if err == nil {
 		return resp, []jobs.Usage{t.usage(call, m, resp.Model, resp.Usage, took)}, "", nil
 	}
+	// What a call consumed counts although it failed or was cut (RC-123).
 	var failed *model.Error
-	errors.As(err, &failed)
+	var aborted *model.AbortedError
 	switch {
-	case failed != nil && failed.Usage != nil:
+	case errors.As(err, &aborted):
+		return nil, []jobs.Usage{t.usage(call, m, m.Model, aborted.Usage, took)}, text.String(), err
+	case errors.As(err, &failed) && failed.Usage != nil:
 		return nil, []jobs.Usage{t.usage(call, m, m.Model, *failed.Usage, took)}, text.String(), err
-	case failed != nil && text.Len() == 0 && (failed.Status != 0 || failed.Reason != "stalled"):
-		return nil, nil, "", err // refused before any work
 	}
-	// Cut before its usage arrived: counted by estimate (RC-123).
-	return nil, []jobs.Usage{t.usage(call, m, m.Model, model.EstimateUsage(&r, text.String()), took)}, text.String(), err
+	return nil, nil, text.String(), err
 }
 
 // blockedError says that nobody was called: the provider's key is blocked.

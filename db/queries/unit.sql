@@ -79,12 +79,14 @@ FOR NO KEY UPDATE;
 SELECT w.id, w.state FROM worker w WHERE w.id = ANY (@ids::uuid[]) FOR KEY SHARE;
 
 -- name: UnitLaneNext :many
--- The next turn of each lane. It runs after the lock of the sessions, so its
--- snapshot holds every turn accepted before.
-SELECT DISTINCT ON (r.session_id) r.session_id, r.id, r.tenant_id, r.kind, r.queue
+-- Locks the next turn of each lane, unless somebody holds it. It runs after the
+-- lock of the sessions, so its snapshot holds every turn accepted before.
+SELECT r.session_id, r.id, r.tenant_id, r.kind, r.queue
 FROM run r
-WHERE r.session_id = ANY (@session_ids::uuid[]) AND r.state = 'queued' AND r.in_lane AND r.admitted_at IS NULL
-ORDER BY r.session_id, r.request_seq;
+WHERE r.id IN (SELECT DISTINCT ON (q.session_id) q.id FROM run q
+               WHERE q.session_id = ANY (@session_ids::uuid[]) AND q.state = 'queued' AND q.in_lane AND q.admitted_at IS NULL
+               ORDER BY q.session_id, q.request_seq)
+FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: UnitRunInput :many
 SELECT r.id, r.input, s.conversation_ref, s.context_from_seq, s.channel_type, s.external_id
@@ -92,8 +94,7 @@ FROM run r JOIN session s ON s.id = r.session_id
 WHERE r.id = ANY (@ids::uuid[]);
 
 -- name: UnitRunAdmit :exec
--- Admits the next turns of lanes. They change only under their session's
--- lock, which the caller holds.
+-- Admits the next turns of lanes, which UnitLaneNext has locked.
 UPDATE run SET admitted_at = weir_now(), nudged_at = clock_timestamp() WHERE id = ANY (@ids::uuid[]);
 
 -- name: UnitStepsOf :many
@@ -201,14 +202,16 @@ SELECT unnest(@run_ids::uuid[]), unnest(@call_ids::text[]), unnest(@tenant_ids::
 ON CONFLICT (run_id, call_id) DO NOTHING;
 
 -- name: UnitUsageKnown :many
-SELECT u.run_id, u.call_id
-FROM (SELECT unnest(@run_ids::uuid[]) AS run_id, unnest(@call_ids::text[]) AS call_id) k
-JOIN usage u USING (run_id, call_id);
+-- Calls among these that are stored. It may name others of the same runs: a
+-- join on pairs lets the planner start from the table while that is small.
+SELECT run_id, call_id FROM usage WHERE run_id = ANY (@run_ids::uuid[]) AND call_id = ANY (@call_ids::text[]);
 
 -- name: UnitFactPut :exec
+-- In the order of the key: users share facts between sessions.
 INSERT INTO fact (tenant_id, agent, scope, scope_id, key, value, kind)
 SELECT unnest(@tenant_ids::text[]), unnest(@agents::text[]), unnest(@scopes::text[]), unnest(@scope_ids::text[]),
        unnest(@keys::text[]), nullif(unnest(@values::text[]), 'null')::json, nullif(unnest(@kinds::text[]), '')
+ORDER BY 1, 2, 3, 4, 5
 ON CONFLICT (tenant_id, agent, scope, scope_id, key) DO UPDATE
     SET value = excluded.value, kind = excluded.kind, updated_at = excluded.updated_at;
 
@@ -224,6 +227,7 @@ DELETE FROM wait WHERE run_id = ANY (@run_ids::uuid[]);
 -- name: UnitRateLimitPut :exec
 INSERT INTO rate_limit (tenant_id, key, blocked_until)
 SELECT unnest(@tenant_ids::text[]), unnest(@keys::text[]), weir_now() + unnest(@for_ms::bigint[]) * interval '1 millisecond'
+ORDER BY 1, 2
 ON CONFLICT (tenant_id, key) DO UPDATE
     SET blocked_until = greatest(rate_limit.blocked_until, excluded.blocked_until), updated_at = now();
 
@@ -233,16 +237,19 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, un
 WHERE s.id = u.id;
 
 -- name: UnitTreeRuns :many
--- The unfinished runs of a tree; the root is locked by the caller.
-SELECT r.id, r.session_id, r.parent_run_id FROM run r
-WHERE (r.root_run_id = @root_run_id AND r.depth > 0 OR r.id = @root_run_id) AND r.state < 'completed'
+-- The runs of a tree, parents first. It cannot grow while its root is locked.
+SELECT r.id, r.session_id, r.parent_run_id, (r.state >= 'completed')::bool AS final FROM run r
+WHERE r.root_run_id = @root_run_id AND r.depth > 0 OR r.id = @root_run_id
 ORDER BY r.depth, r.id;
 
 -- name: UnitXactStatus :one
--- What became of a commit whose answer was lost; restarted says whether the
--- server did since, which ends every transaction of before.
+-- What became of a commit whose answer was lost. restarted says that the server
+-- may have recovered from a crash since, and given the transaction's number
+-- away again: it was started, or a crashed backend took the others along, which
+-- ends in a checkpoint.
 SELECT coalesce(pg_xact_status((@xid::text)::xid8), 'unknown')::text AS status,
-       (pg_postmaster_start_time() > @since::timestamptz)::bool AS restarted;
+       (greatest(pg_postmaster_start_time(), (to_jsonb(pg_control_checkpoint()) ->> 'checkpoint_time')::timestamptz + interval '1 second')
+        > @since::timestamptz)::bool AS restarted;
 
 -- name: UnitEventExists :one
 SELECT EXISTS (SELECT FROM event WHERE session_id = @session_id AND seq = @seq AND run_id = @run_id AND type = (@type::text)::event_type);

@@ -174,8 +174,8 @@ func classify(name []byte) kind {
 func (t *text) closing(open, n int) int {
 	s, q := t.s, t.s[open]
 	for j := open + 1; j < len(s); j++ {
-		switch c := s[j]; {
-		case c == '"' || c == q:
+		switch c := s[j]; c {
+		case '"', q:
 			// JSON inside JSON inside JSON: the quotes of the levels stand
 			// behind 0, 1, 3, 7, … backslashes, plus pairs, fours, eights, …
 			k := backslashes(s, j)
@@ -187,7 +187,7 @@ func (t *text) closing(open, n int) int {
 					return j - level // an outer string ends: the value was cut off
 				}
 			}
-		case c == '\n':
+		case '\n':
 			if q != '"' {
 				return -1
 			}

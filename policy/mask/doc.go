@@ -15,11 +15,11 @@
 //
 // Masking runs on every write, and nearly every text is clean, so a clean text
 // must cost next to nothing. No regular expression is used. The pattern pass
-// reads each byte once, eight at a time, and stops only at the dozen bytes that
-// can belong to a credential (- _ : = @ A B b J); a look at their neighbours
-// then nearly always says no. The pass for configured secrets skips ahead by up
-// to the length of the shortest of them. Neither allocates unless it hides
-// something, and neither is quadratic on hostile input.
+// reads each byte once, eight at a time, and looks for three bytes in a row that
+// a credential cannot do without, such as the end of sk- or of password= (gram,
+// in patterns.go); only there it looks closer. The pass for configured secrets
+// skips ahead by up to the length of the shortest of them. Neither allocates
+// unless it hides something, and neither is quadratic on hostile input.
 //
 // # JSON stays valid
 //

@@ -238,7 +238,7 @@ func TestHostileTextIsNotQuadratic(t *testing.T) {
 		s := strings.Repeat(piece, 1<<18/len(piece))
 		start := time.Now()
 		m.String(s)
-		require.Less(t, time.Since(start), 3*time.Second, piece)
+		require.Less(t, time.Since(start), 8*time.Second, piece)
 		m.String("-----BEGIN PRIVATE KEY-----" + s)
 	}
 }

@@ -105,13 +105,11 @@ func (t *text) at(i int, grams uint32) (m match, found bool) {
 	return m, m.end > m.start
 }
 
-// The methods below return the piece to hide, or 0, 0 for none.
+// The methods below return the piece to hide, or 0, 0 for none. At least two
+// bytes stand before the last byte of a gram.
 
 // dashed finds API keys whose prefix ends with the dash at i.
 func (t *text) dashed(i int) (start, end int) {
-	if i < 2 {
-		return 0, 0
-	}
 	before := t.s[max(i-5, 0):i]
 	switch t.s[i-1] {
 	case 'k': // OpenAI sk-… and sk-proj-…, Anthropic sk-ant-…, OpenRouter sk-or-…
@@ -134,9 +132,6 @@ func (t *text) dashed(i int) (start, end int) {
 
 // underscored finds API keys whose prefix ends with the underscore at i.
 func (t *text) underscored(i int) (start, end int) {
-	if i < 2 {
-		return 0, 0
-	}
 	before := t.s[max(i-10, 0):i]
 	switch before[len(before)-2:] {
 	case "hp", "ho", "hu", "hs", "hr": // GitHub ghp_…
@@ -233,7 +228,7 @@ func (t *text) cloudKey(i int) (start, end int) {
 // jwt finds a JSON Web Token whose eyJ, base64 of {" , ends at i.
 func (t *text) jwt(i int) (start, end int) {
 	s, start := t.s, i-2
-	if start < 0 || s[start:i] != "ey" || !wordStart(s, start) || start > 0 && (s[start-1] == '-' || s[start-1] == '_') {
+	if s[start:i] != "ey" || !wordStart(s, start) || start > 0 && (s[start-1] == '-' || s[start-1] == '_') {
 		return 0, 0
 	}
 	end = start

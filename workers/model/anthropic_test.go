@@ -23,13 +23,10 @@ func sse(data string) string {
 }
 
 var (
-	messageStart = sse(`{"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"claude-haiku-4-5-20251001","content":[],"stop_reason":null,"stop_sequence":null,
-		"usage":{"input_tokens":25,"cache_creation_input_tokens":10,"cache_read_input_tokens":100,"output_tokens":1,"service_tier":"standard"}}}`)
-	messageStop = sse(`{"type":"message_stop"}`)
-	ping        = sse(`{"type":"ping"}`)
+	messageStart = sse(`{"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"claude-haiku-4-5-20251001","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":25,"cache_creation_input_tokens":10,"cache_read_input_tokens":100,"output_tokens":1,"service_tier":"standard"}}}`)
+	messageStop  = sse(`{"type":"message_stop"}`)
+	ping         = sse(`{"type":"ping"}`)
 )
-
-func init() { messageStart = strings.ReplaceAll(messageStart, "\n\t\t", "") }
 
 func blockStart(index, block string) string {
 	return sse(`{"type":"content_block_start","index":` + index + `,"content_block":` + block + `}`)

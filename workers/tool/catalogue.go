@@ -120,9 +120,17 @@ func (c *Catalogue) Check(name string, args json.RawMessage) (*Tool, *Failure) {
 	return t, nil
 }
 
-// Validate checks arguments against the tool's schema and, for the tools whose
-// effect is local, against all their rules.
+// Validate checks arguments against the tool's schema. The tools whose effect
+// is local say in their own rules all that their schema says, and more.
 func (t *Tool) Validate(args json.RawMessage) *Failure {
+	switch {
+	case t.Local && t.Name == MemoryRead:
+		_, f := ParseFactRead(args)
+		return f
+	case t.Local && t.Name == MemoryWrite:
+		_, f := ParseFactWrite(args)
+		return f
+	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(args))
 	if err != nil {
 		return invalid("the arguments are not valid JSON")
@@ -133,17 +141,7 @@ func (t *Tool) Validate(args json.RawMessage) *Failure {
 	if err := t.schema.Validate(v); err != nil {
 		return invalid(explain(err))
 	}
-	if !t.Local {
-		return nil
-	}
-	var f *Failure
-	switch t.Name {
-	case MemoryRead:
-		_, f = ParseFactRead(args)
-	case MemoryWrite:
-		_, f = ParseFactWrite(args)
-	}
-	return f
+	return nil
 }
 
 func invalid(message string) *Failure { return &Failure{Kind: InvalidArguments, Message: message} }

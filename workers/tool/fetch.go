@@ -54,7 +54,7 @@ func (r *Runner) fetch(ctx context.Context, call Call) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }() // it was read, or is given up
 	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500 {
 		return Result{Err: statusFailure(resp)}, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -184,7 +185,7 @@ func FuzzCleanJSON(f *testing.F) {
 		require.True(t, json.Valid(got), "%s", got)
 		require.NoError(t, json.Unmarshal(got, &after))
 		require.False(t, holdsNUL(after), "%s", got)
-		if !holdsNUL(before) {
+		if !holdsNUL(before) && utf8.Valid(b) { // each run of invalid bytes is one replacement
 			require.Equal(t, before, after)
 		}
 	})

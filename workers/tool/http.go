@@ -34,7 +34,7 @@ func (r *Runner) callHTTP(ctx context.Context, t *Tool, call Call) (Result, erro
 	if err != nil {
 		return Result{}, err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }() // it was read, or is given up
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		return Result{Err: statusFailure(resp)}, nil
 	}

@@ -138,7 +138,7 @@ func TestLargeAnswerIsRefused(t *testing.T) {
 			if zip {
 				w.Header().Set("Content-Encoding", "gzip")
 				z := gzip.NewWriter(w)
-				defer z.Close()
+				defer func() { _ = z.Close() }()
 				out = z
 			}
 			for chunk := strings.Repeat("x", 1000); size > 0; size -= 1000 {
@@ -150,7 +150,7 @@ func TestLargeAnswerIsRefused(t *testing.T) {
 	}
 	r := anywhere(t, Config{MaxResponseBytes: 10_000})
 	require.Nil(t, r.Run(t.Context(), httpTool(t, send(10_000, false), ""), call(`{}`)).Err, "exactly the limit fits")
-	for _, url := range []string{send(10_001, false), send(50_000_000, false), send(50_000_000, true)} {
+	for _, url := range []string{send(10_001, false), send(5_000_000, false), send(5_000_000, true)} {
 		f := r.Run(t.Context(), httpTool(t, url, ""), call(`{}`)).Err
 		require.NotNil(t, f)
 		require.Equal(t, TooLarge, f.Kind)
@@ -255,11 +255,11 @@ func breaking(t *testing.T) (url string, requests *atomic.Int32) {
 					fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}")
 				}
 			}
-			conn.Close()
+			_ = conn.Close()
 		}
 	}()
 	t.Cleanup(func() {
-		l.Close()
+		_ = l.Close()
 		<-done
 	})
 	return "http://" + l.Addr().String(), requests
@@ -295,25 +295,6 @@ func TestOnlyIdempotentCallsAreRepeatedByTheTransport(t *testing.T) {
 	}
 }
 
-// A connection that went stale while it was idle must not cost a call.
-func TestStaleConnectionIsReplaced(t *testing.T) {
-	t.Parallel()
-	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		hj, _, err := w.(http.Hijacker).Hijack()
-		if err != nil {
-			return
-		}
-		fmt.Fprint(hj, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}")
-		hj.Close() // although it said nothing about it
-	})
-	r := anywhere(t, Config{})
-	for range 20 {
-		require.Nil(t, r.Run(t.Context(), httpTool(t, url, ""), call(`{}`)).Err)
-		time.Sleep(5 * time.Millisecond) // lets the transport notice
-	}
-}
-
 func BenchmarkHTTPTool(b *testing.B) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(b, err)
@@ -322,7 +303,7 @@ func BenchmarkHTTPTool(b *testing.B) {
 		fmt.Fprint(w, `{"ok":true}`)
 	})}
 	go func() { _ = server.Serve(l) }()
-	defer server.Close()
+	defer func() { _ = server.Close() }()
 	r := New(Config{AllowPrivate: true})
 	defer r.Close()
 	tool := &Tool{Name: "x", Timeout: time.Minute, url: "http://" + l.Addr().String(), method: "POST"}

@@ -66,7 +66,7 @@ func resolver(t *testing.T, answer func(name string) netip.Addr) *net.Resolver {
 	require.NoError(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() {
-		conn.Close()
+		_ = conn.Close()
 		<-done
 	})
 	go func() {

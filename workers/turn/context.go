@@ -44,10 +44,7 @@ const InterruptedMessage = "the call was interrupted before it had a result"
 // exactly one result; calls left open by a crash, a cancel or a kill get a
 // synthetic one, the stored events are not rewritten (RC-70, FC-21).
 func History(entries []Entry) ([]model.Message, error) {
-	type group struct {
-		at    int // its assistant message
-		calls []toolEvent
-	}
+	type group struct{ calls []toolEvent }
 	// A turn's entries stay together, in the order the turns were asked for: a
 	// request that waited was stored before the answers it follows.
 	first := map[uuid.UUID]int64{}
@@ -126,36 +123,30 @@ func History(entries []Entry) ([]model.Message, error) {
 	return out, nil
 }
 
-// Current adds the turn's own request, calls and results to its history. All
+// Context adds the turn's own request, calls and results to its history. All
 // calls but those of the last group have results; those of the last have them
 // too when the model is called.
-func Current(history []model.Message, request string, steps []jobs.Step) ([]model.Message, error) {
+func (s *State) Context(history []model.Message, request string) []model.Message {
 	out := append(history, model.Message{Role: model.RoleUser, Text: request})
-	for i := range steps {
-		if steps[i].Kind != db.StepKindModel || steps[i].Status != db.StepStatusDone {
+	for i := range s.steps {
+		m := s.steps[i].model
+		if m == nil {
 			continue
 		}
-		m, err := ParseModel(&steps[i])
-		if err != nil {
-			return nil, err
-		}
-		calls := make([]model.ToolCall, len(m.Calls))
-		for j, c := range m.Calls {
-			calls[j] = model.ToolCall{ID: c.CallID, Tool: c.Tool, Args: c.Args}
+		var calls []model.ToolCall
+		for _, c := range m.Calls {
+			calls = append(calls, model.ToolCall{ID: c.CallID, Tool: c.Tool, Args: c.Args})
 		}
 		out = append(out, model.Message{Role: model.RoleAssistant, Text: m.Text, Calls: calls})
 		for j, c := range m.Calls {
 			result := ToolOutput{Error: &ToolError{Kind: "interrupted", Message: InterruptedMessage}}
-			if st := find(steps, steps[i].Seq+1+int32(j)); st != nil && st.Status == db.StepStatusDone {
-				result = ToolOutput{}
-				if err := json.Unmarshal(st.Output, &result); err != nil {
-					return nil, fmt.Errorf("tool step %d: %w", st.Seq, err)
-				}
+			if st := s.find(s.steps[i].Seq + 1 + int32(j)); st != nil && st.tool != nil {
+				result = *st.tool
 			}
 			out = append(out, resultMessage(c.CallID, c.Tool, result))
 		}
 	}
-	return out, nil
+	return out
 }
 
 func resultMessage(callID, tool string, r ToolOutput) model.Message {
@@ -169,9 +160,9 @@ func resultMessage(callID, tool string, r ToolOutput) model.Message {
 		m.Text, m.IsError = string(b), true
 	default:
 		m.Text = string(r.Data)
-		var s string
-		if json.Unmarshal(r.Data, &s) == nil { // a text result is sent as text
-			m.Text = s
+		var text string
+		if len(r.Data) > 0 && r.Data[0] == '"' && json.Unmarshal(r.Data, &text) == nil { // a text result is sent as text
+			m.Text = text
 		}
 	}
 	return m

@@ -1,5 +1,5 @@
-// Package turn decides what a turn does next. Next is a pure function of the
-// steps that are stored: no clock, no database, no replayed code. A worker of
+// Package turn decides what a turn does next. State.Next is a pure function of
+// the steps that are stored: no clock, no database, no replayed code. A worker of
 // a later version continues a turn that an earlier one began.
 package turn
 
@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/weir-run/weir/db"
@@ -92,31 +93,100 @@ func (CallModel) action() {}
 func (RunTools) action()  {}
 func (End) action()       {}
 
-// Next says what follows the stored steps, which are in order of seq.
-func Next(steps []jobs.Step, limits Limits) (Action, error) {
-	last, output, models, err := lastModel(steps)
-	if err != nil {
-		return nil, err
+// State is a turn's stored steps, read once.
+type State struct {
+	steps []step // in order of seq
+}
+
+type step struct {
+	jobs.Step
+	model *ModelOutput // of a finished model step
+	tool  *ToolOutput  // of a finished tool step
+}
+
+// Read makes the state of a turn from its stored steps.
+func Read(steps []jobs.Step) (*State, error) {
+	s := &State{}
+	for _, st := range steps {
+		if err := s.Put(st, nil, nil); err != nil {
+			return nil, err
+		}
 	}
-	if output == nil {
-		return CallModel{Seq: 0}, nil
+	return s, nil
+}
+
+// Put notes a step that was stored just now, or stored again. Its output may
+// be given besides, to spare reading it.
+func (s *State) Put(st jobs.Step, model *ModelOutput, tool *ToolOutput) error {
+	n := step{st, model, tool}
+	if st.Status == db.StepStatusDone {
+		var err error
+		switch {
+		case st.Kind == db.StepKindModel && model == nil:
+			n.model = &ModelOutput{}
+			err = json.Unmarshal(st.Output, n.model)
+		case st.Kind != db.StepKindModel && tool == nil:
+			n.tool = &ToolOutput{}
+			err = json.Unmarshal(st.Output, n.tool)
+		}
+		if err != nil {
+			return fmt.Errorf("step %d: %w", st.Seq, err)
+		}
 	}
+	i, found := slices.BinarySearchFunc(s.steps, st.Seq, func(s step, seq int32) int { return int(s.Seq - seq) })
+	if found {
+		s.steps[i] = n
+	} else {
+		s.steps = slices.Insert(s.steps, i, n)
+	}
+	return nil
+}
+
+// Models are the turn's finished model calls, in order.
+func (s *State) Models() iter.Seq[*ModelOutput] {
+	return func(yield func(*ModelOutput) bool) {
+		for i := range s.steps {
+			if s.steps[i].model != nil && !yield(s.steps[i].model) {
+				return
+			}
+		}
+	}
+}
+
+func (s *State) find(seq int32) *step {
+	i, ok := slices.BinarySearchFunc(s.steps, seq, func(s step, seq int32) int { return int(s.Seq - seq) })
+	if !ok {
+		return nil
+	}
+	return &s.steps[i]
+}
+
+// Next says what follows the stored steps.
+func (s *State) Next(limits Limits) Action {
+	var last *step
+	models := 0
+	for i := range s.steps {
+		if s.steps[i].model != nil {
+			last = &s.steps[i]
+			models++
+		}
+	}
+	if last == nil {
+		return CallModel{Seq: 0}
+	}
+	output := last.model
 	if len(output.Calls) == 0 {
-		return End{Output: output}, nil
+		return End{Output: output}
 	}
-	looping, err := inLoop(steps, limits.LoopThreshold)
-	if err != nil {
-		return nil, err
-	}
-	if looping {
+	if s.loops(limits.LoopThreshold) {
 		return End{Error: &jobs.ErrorContent{
 			Kind: "loop_detected", Message: fmt.Sprintf("the same tool call was asked for %d times in a row", limits.LoopThreshold),
-		}}, nil
+		}}
 	}
 	var open []Open
 	for i, c := range output.Calls {
-		seq := last + 1 + int32(i)
-		st := find(steps, seq)
+		seq := last.Seq + 1 + int32(i)
+		st := s.find(seq)
 		switch {
 		case st == nil:
 			open = append(open, Open{Index: i, Call: c, Seq: seq})
@@ -125,77 +195,42 @@ func Next(steps []jobs.Step, limits Limits) (Action, error) {
 		}
 	}
 	if len(open) > 0 {
-		return RunTools{Model: last, Group: output.Calls, Open: open}, nil
+		return RunTools{Model: last.Seq, Group: output.Calls, Open: open}
 	}
 	if models >= limits.MaxSteps {
 		return End{Error: &jobs.ErrorContent{
 			Kind: "max_iterations", Message: fmt.Sprintf("the turn used its %d model calls without an answer", limits.MaxSteps),
 			Partial: output.Text,
-		}}, nil
+		}}
 	}
-	return CallModel{Seq: last + 1 + int32(len(output.Calls)), CallIndex: models}, nil
+	return CallModel{Seq: last.Seq + 1 + int32(len(output.Calls)), CallIndex: models}
 }
 
-func find(steps []jobs.Step, seq int32) *jobs.Step {
-	i, ok := slices.BinarySearchFunc(steps, seq, func(s jobs.Step, seq int32) int { return int(s.Seq - seq) })
-	if !ok {
-		return nil
-	}
-	return &steps[i]
-}
-
-func lastModel(steps []jobs.Step) (seq int32, out *ModelOutput, models int, err error) {
-	last := -1
-	for i := range steps {
-		if steps[i].Kind == db.StepKindModel && steps[i].Status == db.StepStatusDone {
-			last = i
-			models++
-		}
-	}
-	if last < 0 {
-		return 0, nil, 0, nil
-	}
-	out, err = ParseModel(&steps[last])
-	return steps[last].Seq, out, models, err
-}
-
-// ParseModel reads a model step's output.
-func ParseModel(st *jobs.Step) (*ModelOutput, error) {
-	out := &ModelOutput{}
-	if err := json.Unmarshal(st.Output, out); err != nil {
-		return nil, fmt.Errorf("model step %d: %w", st.Seq, err)
-	}
-	return out, nil
-}
-
-// inLoop says whether the turn's latest calls are threshold times the same
-// tool with the same arguments.
-func inLoop(steps []jobs.Step, threshold int) (bool, error) {
+// loops says whether the turn's latest calls are threshold times the same tool
+// with the same arguments.
+func (s *State) loops(threshold int) bool {
 	if threshold <= 0 {
-		return false, nil
+		return false
 	}
 	var want *Call
 	n := 0
-	for i := len(steps) - 1; i >= 0; i-- {
-		if steps[i].Kind != db.StepKindModel {
+	for i := len(s.steps) - 1; i >= 0; i-- {
+		if s.steps[i].model == nil {
 			continue
 		}
-		out, err := ParseModel(&steps[i])
-		if err != nil {
-			return false, err
-		}
-		for j := len(out.Calls) - 1; j >= 0; j-- {
-			c := &out.Calls[j]
+		calls := s.steps[i].model.Calls
+		for j := len(calls) - 1; j >= 0; j-- {
+			c := &calls[j]
 			if want == nil {
 				want = c
 			}
 			if c.Tool != want.Tool || !bytes.Equal(c.Args, want.Args) {
-				return false, nil
+				return false
 			}
 			if n++; n >= threshold {
-				return true, nil
+				return true
 			}
 		}
 	}
-	return false, nil
+	return false
 }

@@ -34,6 +34,13 @@ func calls(args ...string) []Call {
 	return out
 }
 
+func next(t *testing.T, steps []jobs.Step) Action {
+	t.Helper()
+	s, err := Read(steps)
+	require.NoError(t, err)
+	return s.Next(limits)
+}
+
 func TestNext(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -60,9 +67,7 @@ func TestNext(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := Next(tt.steps, limits)
-			require.NoError(t, err)
-			require.Equal(t, tt.want, got)
+			require.Equal(t, tt.want, next(t, tt.steps))
 		})
 	}
 	t.Run("RC-134TheLimitOfModelCallsEnds", func(t *testing.T) {
@@ -71,8 +76,7 @@ func TestNext(t *testing.T) {
 		for i, a := range []string{"a", "b", "c"} {
 			steps = append(steps, modelStep(int32(2*i), ModelOutput{Calls: calls(a)}), toolStep(int32(2*i+1), db.StepStatusDone, `{"data":1}`))
 		}
-		got, err := Next(steps, limits)
-		require.NoError(t, err)
+		got := next(t, steps)
 		require.Equal(t, "max_iterations", got.(End).Error.Kind)
 	})
 	t.Run("RC-135ALoopEndsBeforeItsLastCallIsMade", func(t *testing.T) {
@@ -81,8 +85,7 @@ func TestNext(t *testing.T) {
 			modelStep(0, ModelOutput{Calls: calls("a", "a")}), toolStep(1, db.StepStatusDone, `{"data":1}`), toolStep(2, db.StepStatusDone, `{"data":1}`),
 			modelStep(3, ModelOutput{Calls: calls("a")}),
 		}
-		got, err := Next(steps, limits)
-		require.NoError(t, err)
+		got := next(t, steps)
 		require.Equal(t, "loop_detected", got.(End).Error.Kind)
 	})
 	t.Run("AnotherCallBetweenIsNoLoop", func(t *testing.T) {
@@ -91,8 +94,7 @@ func TestNext(t *testing.T) {
 			modelStep(0, ModelOutput{Calls: calls("a", "b")}), toolStep(1, db.StepStatusDone, `{"data":1}`), toolStep(2, db.StepStatusDone, `{"data":1}`),
 			modelStep(3, ModelOutput{Calls: calls("a")}),
 		}
-		got, err := Next(steps, limits)
-		require.NoError(t, err)
+		got := next(t, steps)
 		require.IsType(t, RunTools{}, got)
 	})
 }
@@ -138,11 +140,12 @@ func TestContext(t *testing.T) {
 	})
 	t.Run("RC-57ResultsOfThisTurnComeInCallOrder", func(t *testing.T) {
 		t.Parallel()
-		got, err := Current(nil, "q", []jobs.Step{
+		state, err := Read([]jobs.Step{
 			modelStep(0, ModelOutput{Text: "let me see", Calls: calls("a", "b")}),
 			toolStep(1, db.StepStatusStarted, ``), toolStep(2, db.StepStatusDone, `{"data":"text result"}`),
 		})
 		require.NoError(t, err)
+		got := state.Context(nil, "q")
 		require.Len(t, got, 4)
 		require.Equal(t, "call_a", got[2].CallID)
 		require.True(t, got[2].IsError)

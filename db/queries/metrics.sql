@@ -1,0 +1,34 @@
+-- name: MetricRunning :many
+SELECT kind, count(*) AS n FROM run WHERE state = 'running' GROUP BY kind;
+
+-- name: MetricQueued :many
+-- Runs that wait for a worker, counted up to a bound, the longest waiting
+-- first: so their ages are right also where their number is not.
+SELECT kind, queue, count(*) AS n, coalesce(extract(epoch FROM weir_now() - min(admitted_at)), 0)::float8 AS oldest_seconds
+FROM (SELECT r.kind, r.queue, r.admitted_at FROM run r
+      WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL ORDER BY r.nudged_at LIMIT @max_rows) q
+GROUP BY kind, queue;
+
+-- name: MetricInLane :one
+-- Turns that wait behind others of their session.
+SELECT count(*) AS sessions, coalesce(sum(queued), 0)::bigint AS n FROM (SELECT s.queued FROM session s WHERE s.queued > 0 LIMIT @max_rows) q;
+
+-- name: MetricWaiting :many
+SELECT r.kind, count(*) AS n FROM (SELECT w.run_id FROM wait w LIMIT @max_rows) w JOIN run r ON r.id = w.run_id
+WHERE r.state = 'waiting' GROUP BY r.kind;
+
+-- name: MetricSizes :one
+-- How large the tables and partial indexes are: pages now, rows as of the last
+-- vacuum.
+SELECT pg_relation_size('run') / 8192 AS run_pages,
+       (SELECT greatest(reltuples, 0)::bigint FROM pg_catalog.pg_class WHERE oid = 'run_admitted'::regclass)::bigint AS admitted,
+       (SELECT greatest(reltuples, 0)::bigint FROM pg_catalog.pg_class WHERE oid = 'run_lane'::regclass)::bigint AS in_lane,
+       (SELECT greatest(reltuples, 0)::bigint FROM pg_catalog.pg_class WHERE oid = 'wait'::regclass)::bigint AS waiting;
+
+-- name: MetricFinal :many
+-- Runs that have ended, counted in a sample of the table's pages.
+SELECT kind, state, count(*) AS n FROM run TABLESAMPLE SYSTEM (@percent::float4) REPEATABLE (7)
+WHERE state >= 'completed' GROUP BY kind, state;
+
+-- name: MetricWorkers :many
+SELECT state, count(*) AS n FROM worker WHERE state IN ('live', 'draining', 'dead') GROUP BY state;
