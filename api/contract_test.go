@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/invopop/jsonschema"
 	validation "github.com/santhosh-tekuri/jsonschema/v6"
@@ -18,39 +17,16 @@ import (
 	"github.com/weir-run/weir/api/contract"
 )
 
-// newTestRegistry stands for the registry of the server.
-//
-// TODO: replace it, and toCome with it, by the real one.
-func newTestRegistry() *Registry {
-	type pingResult struct {
-		Pong bool  `json:"pong"`
-		TS   int64 `json:"ts"`
-	}
-	type killParams struct {
-		RootRunID string `json:"rootRunId" jsonschema:"required"`
-	}
-	type killResult struct {
-		Killed int `json:"killed"`
-	}
-	return NewRegistry(
-		Define("system.ping", ScopeRPC, "Proves liveness and credentials.",
-			func(context.Context, *struct{}) (*pingResult, error) {
-				return &pingResult{Pong: true, TS: time.Now().UnixMilli()}, nil
-			}, ReadOnly),
-		Define("run.kill", ScopeAdmin, "Ends every run of a tree at once.",
-			func(context.Context, *killParams) (*killResult, error) { return &killResult{}, nil }),
-	)
-}
+// realRegistry is that of the server, whose handlers are of no use without one.
+func realRegistry() *Registry { return NewRegistry((&Server{}).methods()...) }
 
-// toCome are the methods that the real registry has and the stand-in lacks.
-var toCome = strings.Fields(`agent.execute agent.request agent.status tool.response
-	agents.create agents.delete agents.get agents.list agents.resume agents.suspend agents.update
-	tokens.create tokens.list tokens.revoke tokens.rotate session.history session.list session.status gateway.status
-	run.cancel run.get run.list run.release worker.list`)
+// toCome are the methods that are neither built nor in pending.txt, which only
+// gets shorter.
+var toCome = []string{"tool.response"}
 
 func TestContract(t *testing.T) {
 	t.Parallel()
-	checkContract(t, newTestRegistry(), toCome...)
+	checkContract(t, realRegistry(), toCome...)
 }
 
 // checkContract compares a registry with the contract. Missing are methods

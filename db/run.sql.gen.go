@@ -143,12 +143,15 @@ WITH oldest AS MATERIALIZED (
     WHERE j.state = 'running' AND w.state IN ('live', 'draining')
 )
 SELECT r.id, r.session_id, r.parent_run_id
-FROM run r JOIN oldest o ON o.queue = r.queue
-WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.nudged_at < clock_timestamp() - interval '5 seconds'
-  AND r.nudged_at < clock_timestamp() - interval '5 seconds' * (2 ^ least(r.nudges, 7))
-  AND r.nudged_at < coalesce(o.at - interval '1 second', 'infinity')
+FROM oldest o CROSS JOIN LATERAL (
+    SELECT r.id, r.session_id, r.parent_run_id, r.nudged_at, r.nudges FROM run r
+    WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = o.queue
+      AND r.nudged_at < least(clock_timestamp() - interval '5 seconds', o.at - interval '1 second')
+    ORDER BY r.nudged_at LIMIT 2000
+) r
+WHERE r.nudged_at < clock_timestamp() - interval '5 seconds' * (2 ^ least(r.nudges, 7))
   AND r.id NOT IN (SELECT h.run_id FROM in_hand h)
-ORDER BY r.nudged_at LIMIT $1
+LIMIT $1
 `
 
 type RunAdmittedUnclaimedParams struct {

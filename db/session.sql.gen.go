@@ -11,38 +11,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const sessionFind = `-- name: SessionFind :one
-SELECT id, agent, conversation_ref FROM session
-WHERE tenant_id = $1
-  AND (external_id = $2 OR conversation_ref = $3 OR name = $4)
-`
-
-type SessionFindParams struct {
-	TenantID        string
-	ExternalID      *string
-	ConversationRef *string
-	Name            *string
-}
-
-type SessionFindRow struct {
-	ID              uuid.UUID
-	Agent           string
-	ConversationRef string
-}
-
-// A session by the name its client knows: exactly one of the three is given.
-func (q *Queries) SessionFind(ctx context.Context, db DBTX, arg SessionFindParams) (SessionFindRow, error) {
-	row := db.QueryRow(ctx, sessionFind,
-		arg.TenantID,
-		arg.ExternalID,
-		arg.ConversationRef,
-		arg.Name,
-	)
-	var i SessionFindRow
-	err := row.Scan(&i.ID, &i.Agent, &i.ConversationRef)
-	return i, err
-}
-
 const sessionGet = `-- name: SessionGet :one
 SELECT tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id, owner_token, event_seq, message_seq, epoch, head_run_id, queued, context_from_seq, turns, model_calls, tool_calls, input_tokens, output_tokens, cost_micros, task_status, task_status_reason, task_params, task_metadata, created_at, updated_at FROM session WHERE tenant_id = $1 AND id = $2
 `
@@ -102,5 +70,74 @@ func (q *Queries) SessionLane(ctx context.Context, db DBTX, id uuid.UUID) (Sessi
 	row := db.QueryRow(ctx, sessionLane, id)
 	var i SessionLaneRow
 	err := row.Scan(&i.HeadRunID, &i.Queued)
+	return i, err
+}
+
+const sessionOfExternalID = `-- name: SessionOfExternalID :one
+
+SELECT id, agent, conversation_ref FROM session WHERE tenant_id = $1 AND external_id = $2::text
+`
+
+type SessionOfExternalIDParams struct {
+	TenantID   string
+	ExternalID string
+}
+
+type SessionOfExternalIDRow struct {
+	ID              uuid.UUID
+	Agent           string
+	ConversationRef string
+}
+
+// A session by one of the names its clients know: a query for each, so that
+// each uses its own index.
+func (q *Queries) SessionOfExternalID(ctx context.Context, db DBTX, arg SessionOfExternalIDParams) (SessionOfExternalIDRow, error) {
+	row := db.QueryRow(ctx, sessionOfExternalID, arg.TenantID, arg.ExternalID)
+	var i SessionOfExternalIDRow
+	err := row.Scan(&i.ID, &i.Agent, &i.ConversationRef)
+	return i, err
+}
+
+const sessionOfName = `-- name: SessionOfName :one
+SELECT id, agent, conversation_ref FROM session WHERE tenant_id = $1 AND name = $2::text
+`
+
+type SessionOfNameParams struct {
+	TenantID string
+	Name     string
+}
+
+type SessionOfNameRow struct {
+	ID              uuid.UUID
+	Agent           string
+	ConversationRef string
+}
+
+func (q *Queries) SessionOfName(ctx context.Context, db DBTX, arg SessionOfNameParams) (SessionOfNameRow, error) {
+	row := db.QueryRow(ctx, sessionOfName, arg.TenantID, arg.Name)
+	var i SessionOfNameRow
+	err := row.Scan(&i.ID, &i.Agent, &i.ConversationRef)
+	return i, err
+}
+
+const sessionOfRef = `-- name: SessionOfRef :one
+SELECT id, agent, conversation_ref FROM session WHERE tenant_id = $1 AND conversation_ref = $2
+`
+
+type SessionOfRefParams struct {
+	TenantID        string
+	ConversationRef string
+}
+
+type SessionOfRefRow struct {
+	ID              uuid.UUID
+	Agent           string
+	ConversationRef string
+}
+
+func (q *Queries) SessionOfRef(ctx context.Context, db DBTX, arg SessionOfRefParams) (SessionOfRefRow, error) {
+	row := db.QueryRow(ctx, sessionOfRef, arg.TenantID, arg.ConversationRef)
+	var i SessionOfRefRow
+	err := row.Scan(&i.ID, &i.Agent, &i.ConversationRef)
 	return i, err
 }

@@ -170,22 +170,28 @@ type FoundSession struct {
 // FindSession looks up a session by its name, external id or conversation ref,
 // whichever the spec gives first; nil when there is none.
 func (r *Runs) FindSession(ctx context.Context, tenant string, s SessionSpec) (*FoundSession, error) {
-	arg := db.SessionFindParams{TenantID: tenant}
+	var found FoundSession
+	var err error
 	switch {
 	case s.Name != "":
-		arg.Name = &s.Name
+		var row db.SessionOfNameRow
+		row, err = r.queries.SessionOfName(ctx, r.pool, db.SessionOfNameParams{TenantID: tenant, Name: s.Name})
+		found = FoundSession(row)
 	case s.ExternalID != "":
-		arg.ExternalID = &s.ExternalID
+		var row db.SessionOfExternalIDRow
+		row, err = r.queries.SessionOfExternalID(ctx, r.pool, db.SessionOfExternalIDParams{TenantID: tenant, ExternalID: s.ExternalID})
+		found = FoundSession(row)
 	default:
-		arg.ConversationRef = &s.ConversationRef
+		var row db.SessionOfRefRow
+		row, err = r.queries.SessionOfRef(ctx, r.pool, db.SessionOfRefParams{TenantID: tenant, ConversationRef: s.ConversationRef})
+		found = FoundSession(row)
 	}
-	row, err := r.queries.SessionFind(ctx, r.pool, arg)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	return &FoundSession{ID: row.ID, Agent: row.Agent, ConversationRef: row.ConversationRef}, nil
+	return &found, nil
 }
 
 type acceptOp struct {

@@ -192,7 +192,7 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 	}
 	n.runs, n.sessions = append(n.runs, h.root, h.ID), append(n.sessions, h.Session)
 	n.ending = n.sessions
-	err = u.load(ctx, conn.Conn(), &n, laneWait)
+	err = u.load(ctx, conn.Conn(), &n, treeWait)
 	defer func() {
 		if err != nil {
 			rollback(conn)

@@ -24,8 +24,8 @@ const (
 	maxUnit      = 512                    // ops of one transaction
 	maxUnitBytes = 4 << 20                // of what they store, and one op more
 	maxMisses    = 3                      // units that pass over a held row before one waits for it
-	groupWait    = 250 * time.Millisecond // for held rows, by all ops that have just come to wait
-	laneWait     = 2 * time.Second        // for held rows, by the ops of one lane
+	heldWait     = 250 * time.Millisecond // for held rows, at a time
+	treeWait     = 2 * time.Second        // for held rows, by what ends a tree
 	retryPause   = 25 * time.Millisecond  // after a failed transaction
 	settlePause  = 50 * time.Millisecond  // between questions after a lost commit
 	unitTimeout  = 20 * time.Second
@@ -68,7 +68,7 @@ type item struct {
 	ctx    context.Context // of the caller; an item not yet in a unit may be given up
 	since  time.Time
 	misses int
-	apart  bool       // it waited in vain among others: now with its lane alone
+	apart  bool       // it waited in vain among others: now its lane waits alone
 	result chan error // buffered: the writer never waits for the caller
 }
 
@@ -175,7 +175,9 @@ func (c *committer) write(ch chan *item) {
 }
 
 // writeHeld carries what the writers passed over. It waits for the rows that
-// others hold, so that the writers and their callers need not.
+// others hold, so that the writers and their callers need not. All of it waits
+// together as long as that goes well, since many want the same parent or root;
+// when it does not, one lane after another.
 func (c *committer) writeHeld() {
 	defer close(c.ended)
 	var items []*item
@@ -199,25 +201,19 @@ func (c *committer) writeHeld() {
 				break fill
 			}
 		}
-		// Together as long as that goes well: many want the same parent or root.
-		// A row held for long is then waited for by its lane alone, in turn.
-		first, wait := items[0], groupWait
-		if first.apart {
-			wait = laneWait
-		}
 		var unit, rest []*item
 		for _, it := range items {
-			if it.apart == first.apart && (!it.apart || it.op.lane() == first.op.lane()) {
+			if first := items[0]; it.apart == first.apart && (!it.apart || it.op.lane() == first.op.lane()) {
 				unit = append(unit, it)
 			} else {
 				rest = append(rest, it)
 			}
 		}
-		again := c.attempt(unit, wait)
+		again := c.attempt(unit, heldWait)
 		if len(again) == len(unit) {
 			c.pause()
 		}
-		items = append(rest, again...)
+		items = append(c.patient(rest, errRowHeld), again...)
 	}
 }
 
@@ -275,17 +271,10 @@ func (c *committer) attempt(items []*item, wait time.Duration) (again []*item) {
 		for _, it := range items {
 			it.apart = true
 		}
-		return c.patient(items, errRowHeld)
+		return c.later(items, errRowHeld)
 	case isRetryable(err):
 		c.metrics.retries.Add(1)
-		items = c.patient(items, err)
-		if len(items) > 0 && !c.pause() { // closing: not again
-			for _, it := range items {
-				it.result <- &UnavailableError{time.Since(it.since), err}
-			}
-			return nil
-		}
-		return items
+		return c.later(items, err)
 	case len(items) > 1:
 		half := len(items) / 2
 		return append(c.attempt(items[:half], wait), c.attempt(items[half:], wait)...)
@@ -296,6 +285,19 @@ func (c *committer) attempt(items []*item, wait time.Duration) (again []*item) {
 		items[0].result <- err
 		return nil
 	}
+}
+
+// later pauses and returns the items that may try again; none do when the
+// committer is closing.
+func (c *committer) later(items []*item, err error) []*item {
+	items = c.patient(items, err)
+	if len(items) > 0 && !c.pause() {
+		for _, it := range items {
+			it.result <- &UnavailableError{time.Since(it.since), err}
+		}
+		return nil
+	}
+	return items
 }
 
 // pause waits before another try; false says that the committer is closing.
@@ -365,11 +367,14 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 		err = c.afterCommit(u)
 		uncertain = err != nil
 	}
-	if uncertain {
+	switch {
+	case uncertain:
 		_ = conn.Conn().Close(ctx)
-		err = c.settle(context.Background(), u, err)
-	}
-	if err != nil {
+		conn.Release() // all units may be in this at once, and each needs another connection
+		if err := c.settle(context.Background(), u, err); err != nil {
+			return nil, nil, err
+		}
+	case err != nil:
 		rollback(conn)
 		return nil, nil, err
 	}

@@ -27,7 +27,7 @@ type Masker interface {
 // Config is what a Runs needs.
 type Config struct {
 	Pool    *pgxpool.Pool
-	Hot     *pgxpool.Pool // the committer's, of db.OpenHot; it needs Writers + 2 connections
+	Hot     *pgxpool.Pool // the committer's, of db.OpenHot; it needs Writers + 1 connections
 	Bus     *bus.Bus
 	Masker  Masker
 	Log     *slog.Logger

@@ -58,7 +58,7 @@ func machine(t *testing.T, url string, configure ...func(*pgxpool.Config)) *fixt
 	pool, err := db.Open(context.Background(), url, conns(8))
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	hot, err := db.OpenHot(context.Background(), url, conns(4))
+	hot, err := db.OpenHot(context.Background(), url, conns(3)) // Writers + 1
 	require.NoError(t, err)
 	t.Cleanup(hot.Close)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))

@@ -100,7 +100,7 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 			err = conn.QueryRow(asking, `SELECT pg_try_advisory_lock($1)`, reaperKey).Scan(&leads)
 		}
 		var rows []db.WorkerLocksRow
-		if err == nil && leads {
+		if err == nil { // standbys look too: what they saw held counts when they lead
 			rows, err = r.queries.WorkerLocks(asking, conn)
 		}
 		cancel()
@@ -118,12 +118,12 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 			if busy[w.ID] {
 				continue
 			}
-			dead, why := w.State == db.WorkerStateDead, "left to reap"
+			dead := w.State == db.WorkerStateDead // by a reaper that died over it
 			if !dead {
-				dead, why = r.judge(seen, w, now) // what it sees counts also before it may say so
-				dead = dead && maySay && r.declare(ctx, w, why)
+				why := r.judge(seen, w, now) // what it sees counts also before it may say so
+				dead = why != "" && leads && maySay && r.declare(ctx, w, why)
 			}
-			if !dead {
+			if !dead || !leads {
 				continue
 			}
 			busy[w.ID] = true
@@ -147,11 +147,11 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 	}
 }
 
-// judge says whether a worker is dead: its lease has lapsed, or its lock, seen
+// judge says why a worker is dead, "" when it is not: its lease has lapsed, or its lock, seen
 // held before on this connection, is gone and no heartbeat came since.
-func (r *Reaper) judge(seen map[uuid.UUID]*sight, w db.WorkerLocksRow, now time.Time) (dead bool, why string) {
+func (r *Reaper) judge(seen map[uuid.UUID]*sight, w db.WorkerLocksRow, now time.Time) string {
 	if w.Expired {
-		return true, "lease lapsed"
+		return "lease lapsed"
 	}
 	s := seen[w.ID]
 	if s == nil {
@@ -165,9 +165,9 @@ func (r *Reaper) judge(seen map[uuid.UUID]*sight, w db.WorkerLocksRow, now time.
 	case s.freeSince.IsZero() || !w.HeartbeatAt.Equal(s.heartbeat):
 		s.freeSince, s.heartbeat = now, w.HeartbeatAt
 	case now.Sub(s.freeSince) >= lockGrace:
-		return true, "its connection is gone"
+		return "its connection is gone"
 	}
-	return false, ""
+	return ""
 }
 
 func (r *Reaper) declare(ctx context.Context, w db.WorkerLocksRow, why string) bool {

@@ -26,10 +26,11 @@ import (
 
 const (
 	fetchCooldown  = time.Millisecond // River's default of 100 ms caps a worker at slots x 10 runs/s
-	fetchPoll      = time.Second
+	fetchPoll      = 2 * time.Second // behind the notifications; also how long a lost one delays a run
 	jobTimeout     = 13 * time.Hour // above the longest turn: River's last net, never its own judgement
 	rescueAfter    = 24 * time.Hour
 	lookInterval   = time.Second // between looks at what the database says we hold
+	limitsInterval = 5 * time.Second // between looks at the fleet's rate limits that nobody asked for
 	stopWithin     = 10 * time.Second
 	suspectSlots   = 4
 	rejoinInterval = 200 * time.Millisecond
@@ -45,7 +46,7 @@ type Config struct {
 
 	Version string
 	Slots   int      // runs at once; 0 means 256
-	Queues  []string // nil means all
+	Queues  []string // none means all
 	// Heartbeat renews the lease, Lease is how long one renewal lasts, Drain how
 	// long a stopping worker lets steps finish; 0 means 2 s, 10 s, 30 s.
 	Heartbeat, Lease, Drain time.Duration
@@ -90,7 +91,7 @@ func New(c Config) *Worker {
 	if c.Drain == 0 {
 		c.Drain = 30 * time.Second
 	}
-	if c.Queues == nil {
+	if len(c.Queues) == 0 {
 		c.Queues = []string{jobs.QueueTurns, jobs.QueueTurnsBg, jobs.QueueSpawns}
 	}
 	w := &Worker{Config: c, queries: db.New(), ready: make(chan struct{})}
@@ -289,16 +290,22 @@ func (s *seat) lookSoon() {
 func (s *seat) look() {
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
+	var refreshed time.Time
 	suspects := map[uuid.UUID]bool{} // ours by the database alone, at the last look
 	for {
+		told := false
 		select {
 		case <-tick.C:
 		case <-s.member.look:
+			told = true
 		case <-s.member.ctx.Done():
 			return
 		}
-		if err := s.w.limits.refresh(s.member.ctx); err != nil && s.member.ctx.Err() == nil {
-			s.w.Log.Debug("rate limits", "error", err)
+		if told || time.Since(refreshed) > limitsInterval {
+			if err := s.w.limits.refresh(s.member.ctx); err != nil && s.member.ctx.Err() == nil {
+				s.w.Log.Debug("rate limits", "error", err)
+			}
+			refreshed = time.Now()
 		}
 		asked := time.Now()
 		rows, err := s.w.queries.RunHeldBy(s.member.ctx, s.w.Pool, &s.member.id)

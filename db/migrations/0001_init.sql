@@ -185,7 +185,7 @@ CREATE INDEX run_tenant ON run (tenant_id, id);
 CREATE INDEX run_tree ON run (root_run_id) WHERE depth > 0;
 CREATE INDEX run_lane ON run (session_id, request_seq) WHERE state = 'queued' AND in_lane AND admitted_at IS NULL;
 CREATE INDEX run_held ON run (worker_id) WHERE state = 'running';
-CREATE INDEX run_admitted ON run (nudged_at) WHERE state = 'queued' AND admitted_at IS NOT NULL;
+CREATE INDEX run_admitted ON run (queue, nudged_at) WHERE state = 'queued' AND admitted_at IS NOT NULL;
 
 CREATE TABLE wait (
     run_id     uuid        NOT NULL,

@@ -1,8 +1,14 @@
--- name: SessionFind :one
--- A session by the name its client knows: exactly one of the three is given.
-SELECT id, agent, conversation_ref FROM session
-WHERE tenant_id = @tenant_id
-  AND (external_id = sqlc.narg('external_id') OR conversation_ref = sqlc.narg('conversation_ref') OR name = sqlc.narg('name'));
+-- A session by one of the names its clients know: a query for each, so that
+-- each uses its own index.
+
+-- name: SessionOfExternalID :one
+SELECT id, agent, conversation_ref FROM session WHERE tenant_id = @tenant_id AND external_id = @external_id::text;
+
+-- name: SessionOfRef :one
+SELECT id, agent, conversation_ref FROM session WHERE tenant_id = @tenant_id AND conversation_ref = @conversation_ref;
+
+-- name: SessionOfName :one
+SELECT id, agent, conversation_ref FROM session WHERE tenant_id = @tenant_id AND name = @name::text;
 
 -- name: SessionGet :one
 SELECT * FROM session WHERE tenant_id = @tenant_id AND id = @id;

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs"
+	"github.com/weir-run/weir/jobs/bus"
+	"github.com/weir-run/weir/policy/mask"
+)
+
+const (
+	// poolConns serve everything that is not hot: reads, heartbeats, River. They
+	// do not grow with the slots, since no run holds a connection.
+	poolConns = 12
+	writers   = 2           // of the committer
+	hotConns  = writers + 2 // one each, one for a lost COMMIT's verdict, one spare
+	// connectWithin is how long a starting process waits for its database.
+	connectWithin = 30 * time.Second
+	connectRetry  = 250 * time.Millisecond
+	// closeWithin bounds the last commits of a process that stops.
+	closeWithin = 10 * time.Second
+)
+
+// process is what all roles of one process share.
+type process struct {
+	config *config
+	log    *slog.Logger
+	pool   *pgxpool.Pool
+	hot    *pgxpool.Pool
+	direct *pgx.ConnConfig // past any pooler: locks and LISTEN
+	bus    *bus.Bus
+	runs   *jobs.Runs
+
+	stopBus context.CancelFunc
+	busDone chan struct{}
+}
+
+// openProcess connects a process to its database, whose schema must be there.
+func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.Masker) (_ *process, err error) {
+	if err := awaitSchema(ctx, c.direct(), log); err != nil {
+		return nil, err
+	}
+	p := &process{config: c, log: log}
+	defer func() {
+		if err != nil {
+			p.closePools()
+		}
+	}()
+	if p.direct, err = pgx.ParseConfig(c.direct()); err != nil {
+		return nil, fmt.Errorf("direct database url: %w", err)
+	}
+	p.pool, err = db.Open(ctx, c.DatabaseURL, func(c *pgxpool.Config) { c.MaxConns = poolConns })
+	if err != nil {
+		return nil, err
+	}
+	p.hot, err = db.OpenHot(ctx, c.DatabaseURL, func(c *pgxpool.Config) { c.MaxConns = hotConns })
+	if err != nil {
+		return nil, err
+	}
+	p.bus = bus.New(p.pool, p.direct, log)
+	p.runs, err = jobs.New(jobs.Config{Pool: p.pool, Hot: p.hot, Bus: p.bus, Masker: masker, Log: log, Writers: writers})
+	if err != nil {
+		return nil, err
+	}
+	listening, stop := context.WithCancel(context.WithoutCancel(ctx))
+	p.stopBus, p.busDone = stop, make(chan struct{})
+	go func() {
+		defer close(p.busDone)
+		p.bus.Run(listening)
+	}()
+	return p, nil
+}
+
+// close commits what was handed over, tells of it, and disconnects.
+func (p *process) close() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.runs.Close()
+		p.stopBus()
+		<-p.busDone
+		p.closePools()
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeWithin):
+		p.log.Warn("the database did not take the last changes in time")
+	}
+}
+
+func (p *process) closePools() {
+	if p.hot != nil {
+		p.hot.Close()
+	}
+	if p.pool != nil {
+		p.pool.Close()
+	}
+}
+
+// awaitSchema returns when the database has the schema this binary needs. It
+// waits a while for a database that is not up. A schema that a later release
+// has migrated serves too: migrations work with the release before them.
+func awaitSchema(ctx context.Context, databaseURL string, log *slog.Logger) error {
+	ctx, cancel := context.WithTimeout(ctx, connectWithin)
+	defer cancel()
+	for told := false; ; {
+		err := db.Validate(ctx, databaseURL)
+		var schema *db.SchemaError
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &schema):
+			if len(schema.Pending) > 0 {
+				return err
+			}
+			log.Warn("the database was migrated by a later release", "unknown", len(schema.Unknown))
+			return nil
+		case !isAway(err) || ctx.Err() != nil:
+			return fmt.Errorf("database: %w", err)
+		}
+		if !told {
+			told = true
+			log.Warn("waiting for the database", "error", err)
+		}
+		select {
+		case <-time.After(connectRetry):
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); errors.Is(cause, errStopping) {
+				return cause
+			}
+			return fmt.Errorf("database: %w", err)
+		}
+	}
+}
+
+// isAway says whether err means that Postgres cannot be reached at the moment,
+// rather than that it refuses us.
+func isAway(err error) bool {
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) {
+		switch answer.Code {
+		case "57P01", "57P02", "57P03", "53300": // shutting down, crashed, starting up, too many connections
+			return true
+		}
+		return answer.Code[:2] == "08"
+	}
+	return true
+}
