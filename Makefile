@@ -16,7 +16,7 @@ dev: postgres build
 
 ## build: the one binary
 build:
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/weir
+	@$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/weir
 
 ## test: format, vet, lint, generated code, every test with -race on a real Postgres
 test: postgres check

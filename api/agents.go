@@ -47,7 +47,7 @@ func (s *Server) loadAgent(ctx context.Context, key agentKey) (*agentView, error
 	}
 	c, err := agentcfg.Parse(row.Config)
 	if err != nil { // not the caller's fault, so no *agentcfg.FieldError may get out
-		return nil, fmt.Errorf("stored configuration of agent %s: %v", key.name, err)
+		return nil, fmt.Errorf("stored configuration of agent %s: %s", key.name, err.Error())
 	}
 	return &agentView{
 		id: row.ID, version: row.Version, suspended: row.Suspended, deleted: row.Deleted, needsUser: c.Memory.Scope == agentcfg.MemoryUser,

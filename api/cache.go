@@ -63,7 +63,8 @@ func (c *cache[K, V]) get(ctx context.Context, key K) (V, error) {
 	case <-l.done:
 		return l.value, l.err
 	case <-ctx.Done():
-		return l.value, context.Cause(ctx)
+		var none V
+		return none, context.Cause(ctx)
 	}
 }
 

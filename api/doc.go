@@ -26,4 +26,4 @@
 // the first and is answered as it was.
 package api
 
-//go:generate go test . -run ^TestReference$ -update
+//go:generate go test . -run TestReference -update

@@ -105,7 +105,7 @@ type timedBody struct {
 func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {
-		b.control.SetReadDeadline(time.Time{}) // it worked when it was set
+		_ = b.control.SetReadDeadline(time.Time{}) // it worked when it was set
 	}
 	return n, err
 }

@@ -170,7 +170,7 @@ func (d *paramsDecoder) object(o *structPlan, v reflect.Value) error {
 // within adds the name of a member to an error about it, not to one about the
 // text as such.
 func (d *paramsDecoder) within(name string, err error) error {
-	if err == scan.ErrSyntax || err == scan.ErrDepth {
+	if errors.Is(err, scan.ErrSyntax) || errors.Is(err, scan.ErrDepth) {
 		return err
 	}
 	return within(name, err)

@@ -378,7 +378,7 @@ type testEverything struct {
 	Nullable *string                    `json:"nullable" jsonschema:"nullable"`
 	Rest     map[string]json.RawMessage `json:"-" params:"rest"`
 	Ignored  string                     `json:"-"`
-	hidden   string
+	hidden   string                     //nolint:unused // a field that is not exported is no member
 }
 
 type testEmbedded struct {

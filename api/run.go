@@ -114,7 +114,7 @@ func (s *Server) runList(ctx context.Context, p *RunListParams) (*RunListResult,
 	if p.RootRunID != "" {
 		id, err := parseRunID(p.RootRunID)
 		if err != nil {
-			return r, nil // a missing root has no runs
+			return r, nil //nolint:nilerr // a root that cannot exist has no runs
 		}
 		arg.RootRunID = id
 	}

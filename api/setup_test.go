@@ -37,7 +37,6 @@ type fixture struct {
 	all, rpc, admin, read string // tokens of tenant default
 	otherRPC, otherAdmin  string // tokens of tenant other
 	worker                *testWorker
-	workerID              uuid.UUID
 }
 
 // pod is a process: a state machine and a server over HTTP.

@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -89,7 +90,7 @@ func (r *Runs) Advance(ctx context.Context, run *Run, a Advance) (Gate, error) {
 		o.a.End = &e
 	}
 	err := r.committer.do(ctx, o)
-	if err == nil || err == ErrLookAgain {
+	if err == nil || errors.Is(err, ErrLookAgain) {
 		run.WakeSeq = o.wakeSeq
 	}
 	return o.gate, err

@@ -142,7 +142,6 @@ func (c *committer) write(ch chan *item) {
 	var again []*item // what the last unit could not do yet, in order, first
 	for {
 		batch := again
-		again = nil
 		if len(batch) == 0 {
 			select {
 			case it := <-ch:

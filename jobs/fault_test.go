@@ -357,7 +357,7 @@ func TestLostAnswers(t *testing.T) {
 			given = status == "committed"
 			return nil
 		}
-		a := f.accept("s")
+		a := f.accept("before") // queued, so that the commit's is the first write to fail
 		require.True(t, given)
 		require.Equal(t, db.RunStateQueued, f.state(a.RunID))
 	})
@@ -575,8 +575,10 @@ func TestHeldRows(t *testing.T) {
 			answer <- err
 		}()
 		require.Eventually(t, func() bool { return f.runs.committer.metrics.misses.Load() >= maxMisses }, limit, time.Millisecond)
+		began := time.Now()
 		f.runs.committer.close()
 		require.ErrorAs(t, <-answer, new(*UnavailableError))
+		require.Less(t, time.Since(began), 5*time.Second)                                    // it is what one wait takes
 		f.runs.committer = newCommitter(f.hot, f.runs.insert, f.runs.publish, f.runs.log, 1) // for the fixture to close
 	})
 	t.Run("RunThatIsNotThereIsNotFound", func(t *testing.T) {

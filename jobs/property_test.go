@@ -77,7 +77,7 @@ type world struct {
 	killed    map[uuid.UUID]bool // roots whose kill was answered
 	trace     []string
 	broken    []string
-	numbers   atomic.Int64
+	numbers   atomic.Int64 // also the clock of the model
 }
 
 // known is a run that was accepted or spawned, and what was answered about it.
@@ -87,6 +87,7 @@ type known struct {
 	final      string           // once it was seen
 	steps      map[int32]string // outputs of committed steps
 	epochs     map[int32]bool   // of its claims
+	wakes      [][2]int64       // when they were asked for and when answered
 	cancelling bool
 	ended      db.RunState // by an answer
 }
@@ -98,6 +99,7 @@ type hand struct {
 	host *host
 	next int32 // seq of the next step
 	over bool  // the run was taken or given away, and that was answered
+	seen int64 // when it last had an answer, and with it the run's wake counter
 	busy bool  // an attempt does one thing at a time
 }
 
@@ -313,8 +315,12 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 	case "wake":
 		kind := rapid.SampledFrom([]db.WaitKind{db.WaitKindChildren, db.WaitKindTimer, db.WaitKindRateLimit}).Draw(t, "by")
 		return about(func(k *known) {
+			asked := w.numbers.Add(1)
 			_, err := m.runs.Wake(w.ctx, k.ref, kind)
 			w.note(err, nil, "wake %s by %s", k.ref.ID, kind)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			k.wakes = append(k.wakes, [2]int64{asked, w.numbers.Add(1)})
 		})
 	case "expire":
 		return about(func(k *known) {
@@ -450,7 +456,7 @@ func (w *world) claim(m *fixture, h *host, k *known) *hand {
 	if err != nil {
 		return nil
 	}
-	hd := &hand{run: run, k: k, host: h, busy: true}
+	hd := &hand{run: run, k: k, host: h, busy: true, seen: w.numbers.Add(1)}
 	done := 0
 	for _, st := range run.Steps {
 		hd.next = st.Seq
@@ -476,9 +482,14 @@ func (w *world) claim(m *fixture, h *host, k *known) *hand {
 func (w *world) advance(m *fixture, h *hand, what string, a Advance) error {
 	w.mu.Lock()
 	over := h.over
+	asleep := a.Park != nil && slices.ContainsFunc(h.k.wakes, func(wake [2]int64) bool { return wake[0] > h.seen })
 	w.mu.Unlock()
 	_, err := m.runs.Advance(w.ctx, h.run, a)
+	h.seen = w.numbers.Add(1)
 	w.note(err, []error{ErrFenced, ErrLookAgain}, "%s of %s under epoch %d", what, h.run.ID, h.run.Epoch)
+	if err == nil && asleep {
+		w.failf("park of %s slept over a wake-up", h.run.ID)
+	}
 	if err != nil {
 		return err
 	}
@@ -567,7 +578,6 @@ func (w *world) spawn(m *fixture, h *hand) {
 	})
 	var limit *LimitError
 	if errors.As(err, &limit) {
-		err = nil
 		w.note(nil, nil, "spawn by %s: %v", h.run.ID, limit)
 		return
 	}

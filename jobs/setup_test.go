@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"os"
 	"testing"
@@ -115,8 +116,8 @@ func (f *fixture) state(id uuid.UUID) db.RunState {
 // modelStep is a finished model call with its usage.
 func modelStep(seq int32) Advance {
 	return Advance{
-		Steps:      []Step{{Seq: seq, Kind: db.StepKindModel, Status: db.StepStatusDone, CallID: "m" + string(rune('0'+seq)), Name: "offline/offline-1", Output: json.RawMessage(`{}`)}},
-		Usage:      []Usage{{CallID: "m" + string(rune('0'+seq)), Provider: "offline", Model: "offline-1", Input: 1, Output: 1, Content: json.RawMessage(`{}`)}},
+		Steps:      []Step{{Seq: seq, Kind: db.StepKindModel, Status: db.StepStatusDone, CallID: fmt.Sprint("m", seq), Name: "offline/offline-1", Output: json.RawMessage(`{}`)}},
+		Usage:      []Usage{{CallID: fmt.Sprint("m", seq), Provider: "offline", Model: "offline-1", Input: 1, Output: 1, Content: json.RawMessage(`{}`)}},
 		ModelCalls: 1,
 	}
 }

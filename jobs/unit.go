@@ -85,7 +85,6 @@ type unit struct {
 
 // puts are the rows a unit inserts.
 type puts struct {
-	runs     db.UnitRunInsertParams
 	events   db.UnitEventInsertParams
 	messages db.UnitMessageInsertParams
 	steps    db.UnitStepInsertParams

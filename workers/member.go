@@ -121,7 +121,7 @@ func (m *member) heartbeats() {
 	}
 	defer func() {
 		if inFlight {
-			<-result
+			<-result //nolint:errcheck // whatever it said, the place is gone
 		}
 	}()
 	for {

@@ -26,10 +26,10 @@ import (
 
 const (
 	fetchCooldown  = time.Millisecond // River's default of 100 ms caps a worker at slots x 10 runs/s
-	fetchPoll      = 2 * time.Second // behind the notifications; also how long a lost one delays a run
-	jobTimeout     = 13 * time.Hour // above the longest turn: River's last net, never its own judgement
+	fetchPoll      = 2 * time.Second  // behind the notifications; also how long a lost one delays a run
+	jobTimeout     = 13 * time.Hour   // above the longest turn: River's last net, never its own judgement
 	rescueAfter    = 24 * time.Hour
-	lookInterval   = time.Second // between looks at what the database says we hold
+	lookInterval   = time.Second     // between looks at what the database says we hold
 	limitsInterval = 5 * time.Second // between looks at the fleet's rate limits that nobody asked for
 	stopWithin     = 10 * time.Second
 	suspectSlots   = 4
@@ -138,7 +138,7 @@ func (w *Worker) Run(ctx, hard context.Context) error {
 		s, err := w.sit(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // it was told to stop before it began
 			}
 			w.Log.Warn("join the fleet", "error", err)
 			select {

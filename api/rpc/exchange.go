@@ -263,7 +263,7 @@ func (x *Exchange) appendError(id []byte, e *Error) {
 	start := x.out.Len()
 	if err := x.encode(e); err != nil { // Data is of no use
 		x.out.Truncate(start)
-		x.encode(&Error{Code: e.Code, Message: e.Message})
+		_ = x.encode(&Error{Code: e.Code, Message: e.Message}) // a number and a text: it cannot fail
 	}
 	x.out.WriteByte('}')
 }

@@ -22,11 +22,9 @@ const (
 	// chatWait is how long one request waits for its turn. Then the same key
 	// waits again: no proxy's limit cuts a long turn off, and an API that
 	// restarted is asked anew.
-	chatWait      = 20 * time.Second
-	cancelWithin  = 5 * time.Second
-	maxMessage    = 256 << 10 // RC-10
-	chatPatience  = time.Minute
-	replHistoryIs = "up and down bring earlier lines back"
+	chatWait     = 20 * time.Second
+	cancelWithin = 5 * time.Second
+	maxMessage   = 256 << 10 // RC-10
 )
 
 // chat is a conversation from the command line.
@@ -215,19 +213,19 @@ func (ch *chat) converse(ctx context.Context, in *os.File, out io.Writer) error 
 		if err != nil {
 			return err
 		}
-		switch command := strings.TrimSpace(message); {
-		case command == "":
+		switch strings.TrimSpace(message) {
+		case "":
 			continue
-		case command == "/quit", command == "/exit":
+		case "/quit", "/exit":
 			err = io.EOF
-		case command == "/help":
-			fmt.Fprintf(out, "  /new begins another session, /session names this one, /quit ends.\n  %s. Ctrl-C during an answer cancels the turn.\n", replHistoryIs)
+		case "/help":
+			fmt.Fprintln(out, "  /new begins another session, /session names this one, /quit ends.\n  Up and down bring earlier lines back. Ctrl-C during an answer cancels the turn.")
 			continue
-		case command == "/new":
+		case "/new":
 			ch.session, used = newSessionID(), false
 			fmt.Fprintln(out, "  a new session")
 			continue
-		case command == "/session":
+		case "/session":
 			fmt.Fprintln(out, "  "+ch.session)
 			continue
 		}
@@ -249,7 +247,7 @@ func (ch *chat) converse(ctx context.Context, in *os.File, out io.Writer) error 
 		fmt.Fprintln(out, dim(out, "  "+note))
 	}
 	if used {
-		fmt.Fprintf(out, "Continue with: weir chat --session %s\n", ch.session)
+		fmt.Fprintf(out, "\nContinue with: weir chat --session %s\n", ch.session)
 	}
 	return nil
 }

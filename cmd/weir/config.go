@@ -100,7 +100,7 @@ var (
 	settingJSON   = setting{key: "json", value: false, usage: "print one line of JSON on stdout when ready"}
 	settingDB     = setting{key: "databaseUrl", value: "", usage: "Postgres to use, postgres://…; DATABASE_URL is read too"}
 	settingDirect = setting{key: "databaseUrlDirect", value: "",
-		usage: "Postgres past any pooler, for locks and LISTEN (default: --database-url)"}
+		usage: "Postgres past the pooler that --database-url names, for locks, LISTEN and commits"}
 	settingSlots     = setting{key: "slots", value: 256, usage: "runs at once"}
 	settingQueues    = setting{key: "queues", value: []string(nil), usage: "queues to work (default: all)"}
 	settingHeartbeat = setting{key: "heartbeat", value: 2 * time.Second, usage: "how often a worker shows that it lives"}
@@ -420,6 +420,12 @@ func (c *config) needDatabase() error {
 
 // direct is how to reach Postgres past a pooler.
 func (c *config) direct() string { return cmp.Or(c.DatabaseURLDirect, c.DatabaseURL) }
+
+// pooled says whether the ordinary connections go through a pooler, perhaps in
+// transaction mode.
+func (c *config) pooled() bool {
+	return c.DatabaseURLDirect != "" && c.DatabaseURLDirect != c.DatabaseURL
+}
 
 // models makes the registry of model providers.
 func (c *config) models() (*model.Registry, error) {

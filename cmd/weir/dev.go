@@ -85,6 +85,13 @@ func runDev(cmd *cobra.Command, c *config) (err error) {
 		c.Log.Level = "warn" // people read the block, not the log
 	}
 	d.log = newLog(cmd.ErrOrStderr(), c, d.masker)
+	if !c.JSON {
+		defer context.AfterFunc(soft, func() {
+			if errors.Is(context.Cause(soft), errStopping) {
+				fmt.Fprintln(cmd.ErrOrStderr(), "\nstopping; once more stops at once")
+			}
+		})()
+	}
 	if !c.Ephemeral {
 		if d.home, err = openDevHome(soft, c.DataDir); err != nil {
 			return stopped(err)

@@ -159,7 +159,7 @@ func (d *doctor) disk() {
 			}
 			continue
 		}
-		free := uint64(s.Bavail) * uint64(s.Bsize)
+		free := s.Bavail * uint64(s.Bsize)
 		state, remedy := checkOK, ""
 		switch {
 		case free < diskBroken:
@@ -183,7 +183,13 @@ func (d *doctor) database(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	began := time.Now()
-	conn, err := pgx.Connect(ctx, d.config.DatabaseURL)
+	config, err := pgx.ParseConfig(d.config.DatabaseURL)
+	if err != nil {
+		d.say("database", checkBroken, "", "%s", firstLine(err))
+		return
+	}
+	config.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // it may be a pooler
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		d.say("database", checkBroken, "is Postgres running, and are the URL and its credentials right?", "%s", firstLine(err))
 		return

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/weir-run/weir/client"
@@ -78,122 +79,138 @@ func TestDev(t *testing.T) {
 	require.NoError(t, uuid.Validate(d.ready.WorkerID))
 	require.Contains(t, d.ready.Token, "wt_")
 
-	t.Run("AnswersWithoutCredentials", func(t *testing.T) {
-		status, answer := post(t, url+"/rpc", "", `{"jsonrpc":"2.0","id":1,"method":"agent.execute","params":{"message":"hello there"}}`)
-		require.Equal(t, http.StatusOK, status)
-		require.Equal(t, "offline: hello there", member(t, answer, "result", "response"))
-		require.Equal(t, "stop", member(t, answer, "result", "finishReason"))
-	})
-	t.Run("RefusesWrongCredentials", func(t *testing.T) {
-		status, _ := post(t, url+"/rpc", "wt_wrong", `{"jsonrpc":"2.0","id":1,"method":"system.ping"}`)
-		require.Equal(t, http.StatusUnauthorized, status)
-	})
-	t.Run("TakesItsToken", func(t *testing.T) {
-		status, answer := post(t, url+"/rpc", d.ready.Token, `{"jsonrpc":"2.0","id":1,"method":"agents.list"}`)
-		require.Equal(t, http.StatusOK, status)
-		require.Equal(t, []any{"default"}, member(t, answer, "result", "agents"))
-	})
-	t.Run("SpeaksAgentex", func(t *testing.T) {
-		status, task := post(t, url+"/agents/name/default/rpc", "", `{"jsonrpc":"2.0","id":1,"method":"task/create","params":{"name":"first"}}`)
-		require.Equal(t, http.StatusOK, status, task)
-		id, ok := member(t, task, "result", "id").(string)
-		require.True(t, ok, task)
-		_, sent := post(t, url+"/agents/name/default/rpc", "", fmt.Sprintf(`{"jsonrpc":"2.0","id":2,"method":"message/send","params":
-			{"task_id":%q,"content":{"type":"text","author":"user","content":"hello task"},"stream":false}}`, id))
-		require.Contains(t, fmt.Sprint(sent), "offline: hello task")
-		code, text := get(t, url+"/tasks/"+id)
-		require.Equal(t, http.StatusOK, code, text)
-	})
-	t.Run("HasHealthPages", func(t *testing.T) {
-		for _, path := range []string{"/livez", "/readyz", "/metrics"} {
-			code, text := get(t, url+path)
+	t.Run("Serves", func(t *testing.T) {
+		t.Run("AnswersWithoutCredentials", func(t *testing.T) {
+			t.Parallel()
+			status, answer := post(t, url+"/rpc", "", `{"jsonrpc":"2.0","id":1,"method":"agent.execute","params":{"message":"hello there"}}`)
+			require.Equal(t, http.StatusOK, status)
+			require.Equal(t, "offline: hello there", member(t, answer, "result", "response"))
+			require.Equal(t, "stop", member(t, answer, "result", "finishReason"))
+		})
+		t.Run("RefusesWrongCredentials", func(t *testing.T) {
+			t.Parallel()
+			status, _ := post(t, url+"/rpc", "wt_wrong", `{"jsonrpc":"2.0","id":1,"method":"system.ping"}`)
+			require.Equal(t, http.StatusUnauthorized, status)
+		})
+		t.Run("TakesItsToken", func(t *testing.T) {
+			t.Parallel()
+			status, answer := post(t, url+"/rpc", d.ready.Token, `{"jsonrpc":"2.0","id":1,"method":"agents.list"}`)
+			require.Equal(t, http.StatusOK, status)
+			require.Contains(t, member(t, answer, "result", "agents"), "default")
+		})
+		t.Run("SpeaksAgentex", func(t *testing.T) {
+			t.Parallel()
+			status, task := post(t, url+"/agents/name/default/rpc", "", `{"jsonrpc":"2.0","id":1,"method":"task/create","params":{"name":"first"}}`)
+			require.Equal(t, http.StatusOK, status, task)
+			id, ok := member(t, task, "result", "id").(string)
+			require.True(t, ok, task)
+			_, sent := post(t, url+"/agents/name/default/rpc", "", fmt.Sprintf(`{"jsonrpc":"2.0","id":2,"method":"message/send","params":
+				{"task_id":%q,"content":{"type":"text","author":"user","content":"hello task"},"stream":false}}`, id))
+			require.Contains(t, fmt.Sprint(sent), "offline: hello task")
+			code, text := get(t, url+"/tasks/"+id)
 			require.Equal(t, http.StatusOK, code, text)
-		}
-	})
-	t.Run("Chats", func(t *testing.T) {
-		r := weir(t, "", "chat", "--url", url, "hello chat")
-		require.Equal(t, result{stdout: "offline: hello chat\n"}, r)
-		r = weir(t, "from a pipe\n", "chat", "--url", url)
-		require.Equal(t, result{stdout: "offline: from a pipe\n"}, r)
+		})
+		t.Run("HasHealthPages", func(t *testing.T) {
+			t.Parallel()
+			for _, path := range []string{"/livez", "/readyz", "/metrics"} {
+				code, text := get(t, url+path)
+				require.Equal(t, http.StatusOK, code, text)
+			}
+		})
+		t.Run("Chats", func(t *testing.T) {
+			t.Parallel()
+			r := weir(t, "", "chat", "--url", url, "hello chat")
+			require.Equal(t, result{stdout: "offline: hello chat\n"}, r)
+			r = weir(t, "from a pipe\n", "chat", "--url", url)
+			require.Equal(t, result{stdout: "offline: from a pipe\n"}, r)
 
-		r = weirEnv(t, "", []string{"WEIR_URL=" + url, "WEIR_TOKEN=" + d.ready.Token}, "chat", "-o", "json", "--session", "s1", "one")
-		require.Zero(t, r.code, r.stderr)
-		var answer struct{ Response, RunID, SessionID, ConversationRef string }
-		require.NoError(t, json.Unmarshal([]byte(r.stdout), &answer))
-		require.Equal(t, "offline: one", answer.Response)
-		require.Equal(t, "s1", answer.SessionID)
+			r = weirEnv(t, "", []string{"WEIR_URL=" + url, "WEIR_TOKEN=" + d.ready.Token}, "chat", "-o", "json", "--session", "s1", "one")
+			require.Zero(t, r.code, r.stderr)
+			var answer struct{ Response, RunID, SessionID, ConversationRef string }
+			require.NoError(t, json.Unmarshal([]byte(r.stdout), &answer))
+			require.Equal(t, "offline: one", answer.Response)
+			require.Equal(t, "s1", answer.SessionID)
 
-		r = weir(t, "", "chat", "--url", url, "--session", "s1", "!context")
-		require.Contains(t, r.stdout, "offline: one", "the session goes on")
-	})
-	t.Run("ListsAndShows", func(t *testing.T) {
-		r := weir(t, "", "runs", "ls", "--url", url, "-o", "json", "-n", "1")
-		require.Zero(t, r.code, r.stderr)
-		var runs []client.Run
-		require.NoError(t, json.Unmarshal([]byte(r.stdout), &runs))
-		require.Len(t, runs, 1)
-		r = weir(t, "", "runs", "get", "--url", url, runs[0].RunID)
-		require.Zero(t, r.code, r.stderr)
-		require.Contains(t, r.stdout, "completed")
-		r = weir(t, "", "runs", "watch", "--url", url, "-o", "ndjson", runs[0].RunID)
-		require.Zero(t, r.code, r.stderr)
-		require.Contains(t, r.stdout, `"state":"completed"`)
+			r = weir(t, "", "chat", "--url", url, "--session", "s1", "!context")
+			require.Contains(t, r.stdout, "offline: one", "the session goes on")
+		})
+		t.Run("ListsAndShows", func(t *testing.T) {
+			t.Parallel()
+			require.Zero(t, weir(t, "", "chat", "--url", url, "--session", "listed", "hello").code)
+			r := weir(t, "", "runs", "ls", "--url", url, "-o", "json", "--session", "listed")
+			require.Zero(t, r.code, r.stderr)
+			var runs []client.Run
+			require.NoError(t, json.Unmarshal([]byte(r.stdout), &runs))
+			require.Len(t, runs, 1)
+			r = weir(t, "", "runs", "get", "--url", url, runs[0].RunID)
+			require.Zero(t, r.code, r.stderr)
+			require.Contains(t, r.stdout, "completed")
+			r = weir(t, "", "runs", "watch", "--url", url, "-o", "ndjson", runs[0].RunID)
+			require.Zero(t, r.code, r.stderr)
+			require.Contains(t, r.stdout, `"state":"completed"`)
 
-		r = weir(t, `{"name": "made", "instructions": "hi"}`, "agents", "create", "--url", url, "-f", "-", "--model", "offline-priced")
-		require.Zero(t, r.code, r.stderr)
-		r = weir(t, "", "agents", "ls", "--url", url)
-		require.Contains(t, r.stdout, "made")
-		r = weir(t, "", "agents", "get", "--url", url, "made")
-		require.Contains(t, r.stdout, "offline-priced")
-	})
-	t.Run("ExitsAsPromised", func(t *testing.T) {
-		for name, c := range map[string]struct {
-			args []string
-			code int
-		}{
-			"NotFound":    {[]string{"runs", "get", uuid.NewString()}, exitNotFound},
-			"NoAgent":     {[]string{"agents", "get", "nobody"}, exitNotFound},
-			"WrongToken":  {[]string{"runs", "ls", "--token", "wt_wrong"}, exitDenied},
-			"TurnFailed":  {[]string{"chat", "!error broken"}, exitRunFailed},
-			"Timeout":     {[]string{"chat", "--timeout", "300ms", "!sleep 20s"}, exitTimeout},
-			"Unknown":     {[]string{"agents", "create", "Bad Name"}, exitUsage},
-			"UnknownFlag": {[]string{"runs", "ls", "--colour"}, exitUsage},
-			"BadOutput":   {[]string{"runs", "ls", "-o", "xml"}, exitUsage},
-		} {
-			t.Run(name, func(t *testing.T) {
-				r := weirEnv(t, "", []string{"WEIR_URL=" + url}, c.args...)
-				require.Equal(t, c.code, r.code, r.stderr)
-				require.Contains(t, r.stderr, "weir: ")
-			})
-		}
-	})
-	t.Run("CancelsAndKills", func(t *testing.T) {
-		c := client.New(client.Config{URL: url})
-		id := accept(t, c, "default", "cancelled", "!stall")
-		await(t, c, id, func(r *client.RunDetail) bool { return r.State == "running" })
-		r := weir(t, "", "runs", "cancel", "--url", url, id)
-		require.Zero(t, r.code, r.stderr)
-		require.Equal(t, "cancelled", await(t, c, id, ended).State)
-		require.Equal(t, exitRunFailed, weir(t, "", "runs", "watch", "--url", url, id).code)
+			r = weir(t, `{"name": "made", "instructions": "hi"}`, "agents", "create", "--url", url, "-f", "-", "--model", "offline-priced")
+			require.Zero(t, r.code, r.stderr)
+			r = weir(t, "", "agents", "ls", "--url", url)
+			require.Contains(t, r.stdout, "made")
+			r = weir(t, "", "agents", "get", "--url", url, "made")
+			require.Contains(t, r.stdout, "offline-priced")
+		})
+		t.Run("ExitsAsPromised", func(t *testing.T) {
+			t.Parallel()
+			for name, c := range map[string]struct {
+				args []string
+				code int
+			}{
+				"NotFound":    {[]string{"runs", "get", uuid.NewString()}, exitNotFound},
+				"NoAgent":     {[]string{"agents", "get", "nobody"}, exitNotFound},
+				"WrongToken":  {[]string{"runs", "ls", "--token", "wt_wrong"}, exitDenied},
+				"TurnFailed":  {[]string{"chat", "!error broken"}, exitRunFailed},
+				"Timeout":     {[]string{"chat", "--timeout", "300ms", "!sleep 20s"}, exitTimeout},
+				"Unknown":     {[]string{"agents", "create", "Bad Name"}, exitUsage},
+				"UnknownFlag": {[]string{"runs", "ls", "--colour"}, exitUsage},
+				"BadOutput":   {[]string{"runs", "ls", "-o", "xml"}, exitUsage},
+			} {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					r := weirEnv(t, "", []string{"WEIR_URL=" + url}, c.args...)
+					require.Equal(t, c.code, r.code, r.stderr)
+					require.Contains(t, r.stderr, "weir: ")
+				})
+			}
+		})
+		t.Run("CancelsAndKills", func(t *testing.T) {
+			t.Parallel()
+			c := client.New(client.Config{URL: url})
+			id := accept(t, c, "default", "cancelled", "!stall")
+			await(t, c, id, func(r *client.RunDetail) bool { return r.State == "running" })
+			r := weir(t, "", "runs", "cancel", "--url", url, id)
+			require.Zero(t, r.code, r.stderr)
+			require.Equal(t, "cancelled", await(t, c, id, ended).State)
+			require.Equal(t, exitRunFailed, weir(t, "", "runs", "watch", "--url", url, id).code)
 
-		id = accept(t, c, "default", "killed", "!stall")
-		r = weir(t, "", "runs", "kill", "--url", url, id)
-		require.Zero(t, r.code, r.stderr)
-		require.Equal(t, "killed", await(t, c, id, ended).State)
-	})
-	t.Run("IsHealthy", func(t *testing.T) {
-		r := weir(t, "", "doctor", "--data-dir", filepath.Join(dir, ".weir"))
-		require.Zero(t, r.code, r.stdout+r.stderr)
-	})
-	t.Run("SecondOneIsRefused", func(t *testing.T) {
-		r := weir(t, "", "dev", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, ".weir"))
-		require.Equal(t, exitBusy, r.code)
-		require.Contains(t, r.stderr, url)
-	})
-	t.Run("KeepsItsTokenAndDataSafe", func(t *testing.T) {
-		info, err := os.Stat(filepath.Join(dir, ".weir", "dev-token"))
-		require.NoError(t, err)
-		require.EqualValues(t, 0o600, info.Mode().Perm())
+			id = accept(t, c, "default", "killed", "!stall")
+			r = weir(t, "", "runs", "kill", "--url", url, id)
+			require.Zero(t, r.code, r.stderr)
+			require.Equal(t, "killed", await(t, c, id, ended).State)
+		})
+		t.Run("IsHealthy", func(t *testing.T) {
+			t.Parallel()
+			r := weir(t, "", "doctor", "--data-dir", filepath.Join(dir, ".weir"))
+			require.Zero(t, r.code, r.stdout+r.stderr)
+		})
+		t.Run("SecondOneIsRefused", func(t *testing.T) {
+			t.Parallel()
+			r := weir(t, "", "dev", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, ".weir"))
+			require.Equal(t, exitBusy, r.code)
+			require.Contains(t, r.stderr, url)
+		})
+		t.Run("KeepsItsTokenAndDataSafe", func(t *testing.T) {
+			t.Parallel()
+			info, err := os.Stat(filepath.Join(dir, ".weir", "dev-token"))
+			require.NoError(t, err)
+			require.EqualValues(t, 0o600, info.Mode().Perm())
+		})
 	})
 	if t.Failed() {
 		return
@@ -424,9 +441,9 @@ func TestPoisoned(t *testing.T) {
 	f := newFleet(t)
 	f.reaper()
 	_, c := f.api()
-	conn, err := pgx.Connect(limited(t), f.url)
+	pool, err := pgxpool.New(t.Context(), f.url)
 	require.NoError(t, err)
-	defer func() { _ = conn.Close(context.Background()) }()
+	t.Cleanup(pool.Close)
 	var workers []*role
 	for range 3 {
 		workers = append(workers, f.worker())
@@ -434,17 +451,17 @@ func TestPoisoned(t *testing.T) {
 	var mu sync.Mutex
 	solitary := 0
 	tool := newTestTool(t, func(call toolCall, r *http.Request) bool {
-		mu.Lock()
-		defer mu.Unlock()
 		var pid int
 		var alone bool
-		err := conn.QueryRow(context.Background(), `SELECT w.pid, w.solitary FROM run r JOIN worker w ON w.id = r.worker_id WHERE r.id = $1`,
+		err := pool.QueryRow(context.Background(), `SELECT w.pid, w.solitary FROM run r JOIN worker w ON w.id = r.worker_id WHERE r.id = $1`,
 			strings.TrimPrefix(call.Run, "run_")).Scan(&pid, &alone)
 		if err != nil {
 			return false
 		}
 		if alone {
+			mu.Lock()
 			solitary++
+			mu.Unlock()
 		}
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		<-r.Context().Done()
@@ -456,7 +473,9 @@ func TestPoisoned(t *testing.T) {
 	require.Equal(t, "poisoned", run.State)
 	require.Equal(t, 3, run.Losses)
 	require.Len(t, tool.sent(1), 3)
+	mu.Lock()
 	require.Equal(t, 1, solitary, "the last one died alone")
+	mu.Unlock()
 	alive := 0
 	for _, w := range workers {
 		select {

@@ -58,11 +58,17 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 	if p.direct, err = pgx.ParseConfig(c.direct()); err != nil {
 		return nil, fmt.Errorf("direct database url: %w", err)
 	}
-	p.pool, err = db.Open(ctx, c.DatabaseURL, func(c *pgxpool.Config) { c.MaxConns = poolConns })
+	p.pool, err = db.Open(ctx, c.DatabaseURL, func(pc *pgxpool.Config) {
+		pc.MaxConns = poolConns
+		if c.pooled() { // prepared statements stay with a backend, and the pooler's backends change
+			pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	p.hot, err = db.OpenHot(ctx, c.DatabaseURL, func(c *pgxpool.Config) { c.MaxConns = hotConns })
+	// The committer's settings belong to a session, so it goes past a pooler too.
+	p.hot, err = db.OpenHot(ctx, c.direct(), func(c *pgxpool.Config) { c.MaxConns = hotConns })
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +84,19 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 		p.bus.Run(listening)
 	}()
 	return p, nil
+}
+
+// workPool is what a worker uses: behind a pooler a pool that goes past it,
+// since River hears of new jobs through LISTEN.
+func (p *process) workPool(ctx context.Context) (pool *pgxpool.Pool, done func(), err error) {
+	if !p.config.pooled() {
+		return p.pool, func() {}, nil
+	}
+	pool, err = db.Open(ctx, p.config.direct(), func(c *pgxpool.Config) { c.MaxConns = poolConns })
+	if err != nil {
+		return nil, nil, err
+	}
+	return pool, pool.Close, nil
 }
 
 // close commits what was handed over, tells of it, and disconnects.

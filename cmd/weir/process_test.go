@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -44,6 +45,12 @@ var binary struct {
 }
 
 func TestMain(m *testing.M) {
+	// The tests mostly wait for processes, so more of them run at once than
+	// there are cores.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set("6")
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if binary.dir != "" {
 			_ = os.RemoveAll(binary.dir)

@@ -7,11 +7,15 @@ import (
 	"net/url"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weir-run/weir/client"
 )
+
+// patience is how long a verb waits for an API that restarts.
+const patience = time.Minute
 
 // remote is a client verb's way to the API.
 type remote struct {
@@ -48,7 +52,7 @@ func newClient(c *config, stderr io.Writer) (*client.Client, error) {
 		return nil, usagef("--url must be like %s, not %q", client.DefaultURL, c.URL)
 	}
 	var once sync.Once
-	return client.New(client.Config{URL: c.URL, Token: c.Token, OnRetry: func(err error) {
+	return client.New(client.Config{URL: c.URL, Token: c.Token, Patience: patience, OnRetry: func(err error) {
 		once.Do(func() { fmt.Fprintf(stderr, "weir: %v; trying again …\n", err) })
 	}}), nil
 }

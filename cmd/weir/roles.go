@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -147,8 +148,13 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 			return err
 		}
 		defer models.Close()
+		pool, done, err := p.workPool(soft)
+		if err != nil {
+			return err
+		}
+		defer done()
 		worker = workers.New(workers.Config{
-			Pool: p.pool, Direct: p.direct, Runs: p.runs, Models: models, Log: p.log, Version: buildVersion(),
+			Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: p.log, Version: buildVersion(),
 			Slots: p.config.Slots, Queues: p.config.Queues, Heartbeat: p.config.Heartbeat, Lease: p.config.Lease, Drain: p.config.Drain,
 			Secret: secretOf, AllowPrivate: p.config.Tools.HTTP.AllowPrivate, Solitary: p.solitary(soft, hard),
 		})
@@ -267,6 +273,12 @@ func (p *process) front(d duties, edge api.Config, worker *workers.Worker, sweep
 	}
 	var err error
 	if f.listener, err = net.Listen("tcp", p.config.Listen); err != nil {
+		if f.api != nil {
+			f.api.Close()
+		}
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("%s is taken by another process; name another address with --listen, port 0 for a free one: %w", p.config.Listen, err)
+		}
 		return nil, err
 	}
 	f.http = &http.Server{

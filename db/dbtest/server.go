@@ -92,7 +92,7 @@ func init() {
 
 // held is the lock of this process on "users". A file that nothing refers to
 // would be closed by the garbage collector.
-var held *os.File
+var held *os.File //nolint:unused // it is kept, not read
 
 // theServer finds or starts the server on first use.
 var theServer = sync.OnceValues(func() (*server, error) {
@@ -356,7 +356,7 @@ func startCluster(ctx context.Context, folder string) (*cluster.Cluster, error) 
 func dataDir(folder string) string {
 	const memory, plenty = "/dev/shm", 4 << 30
 	var fsStat syscall.Statfs_t
-	if err := syscall.Statfs(memory, &fsStat); err == nil && uint64(fsStat.Bavail)*uint64(fsStat.Bsize) >= plenty {
+	if err := syscall.Statfs(memory, &fsStat); err == nil && fsStat.Bavail*uint64(fsStat.Bsize) >= plenty {
 		return filepath.Join(memory, filepath.Base(folder))
 	}
 	return filepath.Join(folder, "cluster")

@@ -278,7 +278,7 @@ func (c *offlineCall) status(d directive) error {
 	times := 1
 	for option := range strings.FieldsSeq(options) {
 		name, value, _ := strings.Cut(option, "=")
-		ok := true
+		var ok bool
 		switch name {
 		case "times":
 			times, err = strconv.Atoi(value)
