@@ -90,6 +90,9 @@ func (s *Server) agentexFailed(c *gin.Context, err error) {
 	if unavailable(err) {
 		s.log.Warn("agentex", "route", c.FullPath(), "error", err)
 		c.Header("Retry-After", "1")
+		if _, ok := errors.AsType[committedError](err); ok { // SDKs repeat a 503 by themselves
+			c.Header("X-Should-Retry", "false")
+		}
 		problem(c, http.StatusServiceUnavailable, "database unavailable")
 		return
 	}
@@ -99,6 +102,12 @@ func (s *Server) agentexFailed(c *gin.Context, err error) {
 	c.Header("X-Should-Retry", "false")
 	problem(c, http.StatusInternalServerError, "Internal Server Error")
 }
+
+// committedError is an error after a change that is stored, or may be: what
+// was asked for must not be asked again.
+type committedError struct{ error }
+
+func (e committedError) Unwrap() error { return e.error }
 
 // pathName returns a part of the path that names something; ok is false when no
 // stored text can be equal to it.
@@ -568,7 +577,7 @@ func (s *Server) findOrMakeTask(ctx context.Context, agent *agentView, p *taskCr
 			return &found, nil
 		}
 		if !errors.Is(err, pgx.ErrNoRows) {
-			return nil, fmt.Errorf("make task: %w", err)
+			return nil, committedError{fmt.Errorf("make task: %w", err)}
 		}
 		found, err := s.findTask(ctx, tx, agent, "", name)
 		if err != nil {
@@ -722,20 +731,31 @@ func (s *Server) messageSend(ctx context.Context, agent *agentView, p *messageSe
 	if err != nil {
 		return nil, err
 	}
-	o, err := s.await(ctx, caller.TenantID, accepted, maxTurnWait)
+	answer, err := s.answerOf(ctx, accepted, request.ID)
+	if err != nil {
+		return nil, committedError{err}
+	}
+	return answer, nil
+}
+
+// answerOf waits for an accepted turn and returns what its agent said. The
+// request is the user's message, unless the turn is that of an earlier call.
+func (s *Server) answerOf(ctx context.Context, a *jobs.Accepted, request uuid.UUID) ([]agentexMessage, error) {
+	tenant := callerFrom(ctx).TenantID
+	o, err := s.await(ctx, tenant, a, maxTurnWait)
 	if err != nil {
 		return nil, err
 	}
 	if o.State != db.RunStateCompleted {
-		return nil, s.turnFailed(ctx, accepted, o)
+		return nil, s.turnFailed(ctx, a, o)
 	}
-	read := db.MessagesOfRunParams{TenantID: caller.TenantID, SessionID: accepted.SessionID, RunID: accepted.RunID, RequestID: request.ID}
-	if accepted.Duplicate {
-		read.RequestID = uuid.Nil // it has the first one's
+	read := db.MessagesOfRunParams{TenantID: tenant, SessionID: a.SessionID, RunID: a.RunID, RequestID: request}
+	if a.Duplicate {
+		read.RequestID = uuid.Nil
 	}
 	rows, err := s.queries.MessagesOfRun(ctx, s.pool, read)
 	if err != nil {
-		return nil, fmt.Errorf("messages of run %s: %w", accepted.RunID, err)
+		return nil, fmt.Errorf("messages of run %s: %w", a.RunID, err)
 	}
 	list := make([]agentexMessage, len(rows))
 	for i, row := range rows {

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
@@ -14,23 +13,18 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-run/weir/db"
 )
 
+// The form of tokens: see db.NewTokenSecret.
 const (
 	tokenPrefix = "wt_"
-	tokenBytes  = 32 // of randomness
+	tokenBytes  = 32
 )
 
 // tokenHash is what the database has of a token.
 type tokenHash [sha256.Size]byte
-
-// newToken makes a token. Nobody can make it again from its hash.
-func newToken() (token string, hash tokenHash) {
-	var secret [tokenBytes]byte
-	rand.Read(secret[:]) // it never fails
-	token = tokenPrefix + base64.RawURLEncoding.EncodeToString(secret[:])
-	return token, sha256.Sum256([]byte(token))
-}
 
 // isToken reports whether a text has the form of a token, so that others are
 // refused without a look at the database.
@@ -57,7 +51,7 @@ func (s *Server) authenticate(r *http.Request, stream bool) (*Caller, error) {
 	case !isToken(token):
 		return nil, errUnauthorized
 	}
-	return s.tokens.get(r.Context(), sha256.Sum256([]byte(token)))
+	return s.tokens.get(r.Context(), tokenHash(db.HashToken(token)))
 }
 
 // credentials finds what a request shows. Something that is no token, an agent

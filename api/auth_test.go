@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/weir-run/weir/api/rpc"
+	"github.com/weir-run/weir/db"
 )
 
 const pingBody = `{"jsonrpc":"2.0","id":1,"method":"system.ping"}`
@@ -22,7 +23,7 @@ const pingBody = `{"jsonrpc":"2.0","id":1,"method":"system.ping"}`
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	wrong, _ := newToken()
+	wrong := db.NewTokenSecret()
 	for name, test := range map[string]struct {
 		header []string
 		want   int
@@ -71,7 +72,7 @@ func TestCredentials(t *testing.T) {
 func TestTrustLoopback(t *testing.T) {
 	t.Parallel()
 	f := setupWith(t, func(c *Config) { c.TrustLoopback = &Caller{TenantID: "default", TokenID: "dev", Scopes: ScopeAll} })
-	wrong, _ := newToken()
+	wrong := db.NewTokenSecret()
 	for name, test := range map[string]struct {
 		change func(r *http.Request)
 		want   int

@@ -263,8 +263,8 @@ func (s *Server) awaitVersion(ctx context.Context, row *db.RunViewRow, as string
 }
 
 // versionOf grows with every change of a run that a caller can see: claims,
-// wake-ups and steps are counted by the row itself, and between two of them a
-// run moves from running to waiting, to queued, to its end, never back.
+// wake-ups and completed steps are counted, and between two of them a run moves
+// from running to waiting, to queued, to its end, never back.
 func versionOf(r *db.RunViewRow) int64 {
 	place := map[db.RunState]int64{db.RunStateRunning: 1, db.RunStateWaiting: 2, db.RunStateQueued: 3}[r.State]
 	if r.FinishedAt != nil {

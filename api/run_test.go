@@ -155,8 +155,7 @@ func TestRunGet(t *testing.T) {
 	t.Run("OnTheRPCRouteOnlyTheTokensOwn", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		second, err := CreateToken(f.ctx, f.pool, "default", "second", []string{"rpc"})
-		require.NoError(t, err)
+		second := f.token("default", "second", "rpc")
 		id := f.start("s", "x")
 		child := f.spawn(f.claim(id))
 		for _, run := range []uuid.UUID{id, child} {

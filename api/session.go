@@ -69,7 +69,7 @@ func (s *Server) sessionStatus(ctx context.Context, p *SessionStatusParams) (*Se
 	}
 	r.TokensUsed = SessionUsage{session.InputTokens + session.OutputTokens, float64(session.CostMicros) / 1e6}
 	steps, err := s.queries.SessionSteps(ctx, s.pool, session.ID)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	if err != nil {
 		return nil, fmt.Errorf("steps of session %s: %w", session.ID, err)
 	}
 	r.StepsExecuted = int(steps)

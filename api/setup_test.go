@@ -60,11 +60,21 @@ func setupWith(t testing.TB, configure func(*Config)) *fixture {
 		&f.all: {"default", "all", "*"}, &f.rpc: {"default", "rpc", "rpc"}, &f.admin: {"default", "admin", "admin"}, &f.read: {"default", "read", "read"},
 		&f.otherRPC: {"other", "rpc", "rpc"}, &f.otherAdmin: {"other", "admin", "admin"},
 	} {
-		var err error
-		*token, err = CreateToken(f.ctx, f.pool, spec[0], spec[1], spec[2:])
-		require.NoError(t, err)
+		*token = f.token(spec[0], spec[1], spec[2])
 	}
 	return f
+}
+
+// token makes a token, and its tenant with the agent default.
+func (f *fixture) token(tenant, id string, scopes ...string) string {
+	f.t.Helper()
+	secret := db.NewTokenSecret()
+	_, err := f.pool.Exec(f.ctx, `WITH t AS (INSERT INTO tenant (id) VALUES ($1) ON CONFLICT DO NOTHING RETURNING id),
+		a AS (INSERT INTO agent (tenant_id, name, id, version) SELECT id, 'default', gen_random_uuid(), 1 FROM t),
+		v AS (INSERT INTO agent_version (tenant_id, name, version, config) SELECT id, 'default', 1, '{"name":"default"}' FROM t)
+		INSERT INTO api_token (tenant_id, id, secret_hash, scopes) VALUES ($1, $2, $3, $4)`, tenant, id, db.HashToken(secret), scopes)
+	require.NoError(f.t, err)
+	return secret
 }
 
 // another starts a second process on the same database.

@@ -7,16 +7,11 @@ import (
 	"regexp"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-run/weir/db"
-	"github.com/weir-run/weir/jobs/agentcfg"
 )
 
-var (
-	tokenID  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-	tenantID = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`) // as the table has it
-)
+var tokenID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
 // TokenInfo is a token without its secret.
 type TokenInfo struct {
@@ -44,14 +39,14 @@ func (s *Server) tokensList(ctx context.Context, _ *struct{}) (*TokensListResult
 
 // TokensCreateParams are the parameters of tokens.create.
 type TokensCreateParams struct {
-	ID     string   `json:"id" jsonschema:"required" jsonschema_description:"1 to 63 of A-Z a-z 0-9 . _ -, the first a letter or digit."`
+	ID     string   `json:"id" jsonschema:"required" jsonschema_description:"1 to 128 of A-Z a-z 0-9 . _ -, the first a letter or digit."`
 	Scopes []string `json:"scopes" jsonschema:"required,minItems=1" jsonschema_description:"Of rpc, admin, read and *."`
 }
 
 // Validate checks what tags cannot say.
 func (p *TokensCreateParams) Validate() error {
 	if !tokenID.MatchString(p.ID) {
-		return &InvalidError{Field: "id", Reason: "invalid", Message: "must be 1 to 63 of A-Z a-z 0-9 . _ -, and start with a letter or digit"}
+		return &InvalidError{Field: "id", Reason: "invalid", Message: "must be 1 to 128 of A-Z a-z 0-9 . _ -, and start with a letter or digit"}
 	}
 	_, err := ParseScopes(p.Scopes)
 	return err
@@ -85,31 +80,28 @@ func (s *Server) tokensCreate(ctx context.Context, p *TokensCreateParams) (*Toke
 	if err := mayMint(ctx, scopes); err != nil {
 		return nil, err
 	}
-	token, hash := newToken()
+	secret := db.NewTokenSecret()
+	arg := db.TokenPutParams{TenantID: callerFrom(ctx).TenantID, ID: p.ID, SecretHash: db.HashToken(secret), Scopes: scopes.Names()}
 	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		return putToken(ctx, s.queries, tx, callerFrom(ctx).TenantID, p.ID, scopes, hash)
+		n, err := s.queries.TokenPut(ctx, tx, arg)
+		if err != nil {
+			return fmt.Errorf("make token %s: %w", p.ID, err)
+		}
+		if n == 0 {
+			return &InvalidError{Field: "id", Reason: "exists", Message: "is the id of a token already"}
+		}
+		return nil
 	}, s.agentsChanged)
 	if err != nil {
 		return nil, err
 	}
-	return &TokensCreateResult{ID: p.ID, Secret: token, Scopes: scopes.Names()}, nil
+	return &TokensCreateResult{ID: p.ID, Secret: secret, Scopes: arg.Scopes}, nil
 }
 
 // mayMint reports whether the caller may make a token with these scopes.
 func mayMint(ctx context.Context, scopes Scopes) error {
 	if scopes&ScopeAll != 0 && callerFrom(ctx).Scopes&ScopeAll == 0 {
 		return &ScopeError{"*"}
-	}
-	return nil
-}
-
-func putToken(ctx context.Context, q *db.Queries, tx pgx.Tx, tenant, id string, scopes Scopes, hash tokenHash) error {
-	n, err := q.TokenPut(ctx, tx, db.TokenPutParams{TenantID: tenant, ID: id, SecretHash: hash[:], Scopes: scopes.Names()})
-	if err != nil {
-		return fmt.Errorf("make token %s: %w", id, err)
-	}
-	if n == 0 {
-		return &InvalidError{Field: "id", Reason: "exists", Message: "is the id of a token already"}
 	}
 	return nil
 }
@@ -168,8 +160,7 @@ func (s *Server) defineTokensRotate() Method {
 // revoked token, *ScopeError.
 func (s *Server) tokensRotate(ctx context.Context, p *TokenParams) (*TokensRotateResult, error) {
 	tenant := callerFrom(ctx).TenantID
-	token, hash := newToken()
-	r := &TokensRotateResult{TokensCreateResult: TokensCreateResult{ID: p.ID, Secret: token}, Rotated: true}
+	r := &TokensRotateResult{TokensCreateResult: TokensCreateResult{ID: p.ID, Secret: db.NewTokenSecret()}, Rotated: true}
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		row, err := s.queries.TokenLock(ctx, tx, db.TokenLockParams{TenantID: tenant, ID: p.ID})
 		if errors.Is(err, pgx.ErrNoRows) || err == nil && row.RevokedAt != nil {
@@ -185,52 +176,10 @@ func (s *Server) tokensRotate(ctx context.Context, p *TokenParams) (*TokensRotat
 			return err
 		}
 		r.Scopes = scopes.Names()
-		return s.queries.TokenRotate(ctx, tx, db.TokenRotateParams{TenantID: tenant, ID: p.ID, SecretHash: hash[:]})
+		return s.queries.TokenRotate(ctx, tx, db.TokenRotateParams{TenantID: tenant, ID: p.ID, SecretHash: db.HashToken(r.Secret)})
 	}, s.agentsChanged)
 	if err != nil {
 		return nil, err
 	}
 	return r, nil
-}
-
-// CreateToken makes a token without an API, as `weir tokens create` does, and
-// returns it: it is shown this once. A tenant that is not there is made in the
-// same transaction, with its agent default. Running processes accept the token
-// at once. Error: *InvalidError, whose field is id, scopes or tenant.
-func CreateToken(ctx context.Context, pool *pgxpool.Pool, tenant, id string, scopeNames []string) (token string, err error) {
-	p := TokensCreateParams{ID: id, Scopes: scopeNames}
-	if len(scopeNames) == 0 {
-		return "", &InvalidError{Field: "scopes", Reason: "required", Message: "is required"}
-	}
-	if err := p.Validate(); err != nil {
-		return "", err
-	}
-	if !tenantID.MatchString(tenant) {
-		return "", &InvalidError{Field: "tenant", Reason: "invalid", Message: "must be 1 to 63 of a-z 0-9 _ -, and start with a letter or digit"}
-	}
-	scopes, _ := ParseScopes(scopeNames)
-	q := db.New()
-	token, hash := newToken()
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		made, err := q.TenantPut(ctx, tx, tenant)
-		if err != nil {
-			return fmt.Errorf("make tenant %s: %w", tenant, err)
-		}
-		if made > 0 {
-			version, err := q.AgentPut(ctx, tx, db.AgentPutParams{TenantID: tenant, Name: defaultAgent, ID: newID()})
-			if err != nil {
-				return fmt.Errorf("make agent of tenant %s: %w", tenant, err)
-			}
-			config := agentcfg.Default(defaultAgent).JSON()
-			err = q.AgentVersionInsert(ctx, tx, db.AgentVersionInsertParams{TenantID: tenant, Name: defaultAgent, Version: version, Config: config})
-			if err != nil {
-				return fmt.Errorf("make agent of tenant %s: %w", tenant, err)
-			}
-		}
-		return putToken(ctx, q, tx, tenant, id, scopes, hash)
-	})
-	if err != nil {
-		return "", err
-	}
-	return token, nil
 }

@@ -123,25 +123,6 @@ func TestTokens(t *testing.T) {
 		f.refused(rpc.InternalError, f.read, "tokens.create", `{}`)
 		f.result(f.read, "tokens.list", `{}`)
 	})
-	t.Run("CreateTokenMakesTheTenant", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		token, err := CreateToken(f.ctx, f.pool, "new-tenant", "first", []string{"rpc", "admin"})
-		require.NoError(t, err)
-		require.Equal(t, []any{"default"}, f.result(token, "agents.list", `{}`)["agents"])
-		f.result(token, "agent.request", request("s", "x"))
-		_, err = CreateToken(f.ctx, f.pool, "new-tenant", "first", []string{"rpc"})
-		require.EqualError(t, err, "id is the id of a token already")
-		for _, bad := range [][3]string{{"Bad", "x", "rpc"}, {"t", "", "rpc"}, {"t", "x", "root"}} {
-			_, err := CreateToken(f.ctx, f.pool, bad[0], bad[1], bad[2:])
-			require.Error(t, err)
-		}
-		_, err = CreateToken(f.ctx, f.pool, "t", "x", nil)
-		require.Error(t, err)
-		var n int
-		f.scan(`SELECT count(*) FROM tenant WHERE id IN ('t', 'Bad')`, &n)
-		require.Zero(t, n)
-	})
 }
 
 // TestRepeats is about the idempotency of every other method that changes

@@ -356,8 +356,10 @@ func (q *Queries) RunUsage(ctx context.Context, db DBTX, runID uuid.UUID) (RunUs
 }
 
 const runView = `-- name: RunView :one
-SELECT r.id, r.kind, r.state, r.agent, r.session_id, r.root_run_id, r.parent_run_id, r.depth, r.worker_id, r.epoch, r.wake_seq, r.steps,
-       r.model_calls, r.losses, r.end_reason, r.error, r.waits_for, r.deadline_at, r.created_at, r.started_at, r.finished_at,
+SELECT r.id, r.kind, r.state, r.agent, r.session_id, r.root_run_id, r.parent_run_id, r.depth, r.worker_id, r.epoch, r.wake_seq,
+       (CASE WHEN r.finished_at IS NULL THEN (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done') ELSE r.steps END)::int AS steps,
+       (CASE WHEN r.finished_at IS NULL THEN (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model')
+             ELSE r.model_calls END)::int AS model_calls, r.losses, r.end_reason, r.error, r.waits_for, r.deadline_at, r.created_at, r.started_at, r.finished_at,
        s.external_id, s.conversation_ref, (s.task_status IS NOT NULL)::bool AS is_task, root.owner_token
 FROM run r JOIN session s ON s.id = r.session_id LEFT JOIN run root ON root.id = r.root_run_id
 WHERE r.tenant_id = $1 AND r.id = $2
@@ -396,7 +398,8 @@ type RunViewRow struct {
 	OwnerToken      *string
 }
 
-// A run as callers see it, and the token that its tree belongs to.
+// A run as callers see it, and the token that its tree belongs to. Its own
+// counters are of the last change of its row: an unfinished one has done more.
 func (q *Queries) RunView(ctx context.Context, db DBTX, arg RunViewParams) (RunViewRow, error) {
 	row := db.QueryRow(ctx, runView, arg.TenantID, arg.ID)
 	var i RunViewRow
@@ -741,17 +744,17 @@ func (q *Queries) SessionStatus(ctx context.Context, db DBTX, arg SessionStatusP
 }
 
 const sessionSteps = `-- name: SessionSteps :one
-SELECT r.model_calls FROM run r
-WHERE r.id = coalesce((SELECT s.head_run_id FROM session s WHERE s.id = $1),
+SELECT count(*) FROM step st
+WHERE st.kind = 'model' AND st.status = 'done' AND st.run_id = coalesce((SELECT s.head_run_id FROM session s WHERE s.id = $1),
                       (SELECT e.run_id FROM event e WHERE e.session_id = $1 ORDER BY e.seq DESC LIMIT 1))
 `
 
 // The model calls of a session's executing turn, or of its last one.
-func (q *Queries) SessionSteps(ctx context.Context, db DBTX, sessionID uuid.UUID) (int32, error) {
+func (q *Queries) SessionSteps(ctx context.Context, db DBTX, sessionID uuid.UUID) (int64, error) {
 	row := db.QueryRow(ctx, sessionSteps, sessionID)
-	var model_calls int32
-	err := row.Scan(&model_calls)
-	return model_calls, err
+	var count int64
+	err := row.Scan(&count)
+	return count, err
 }
 
 const taskFind = `-- name: TaskFind :one

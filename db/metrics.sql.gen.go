@@ -59,11 +59,17 @@ func (q *Queries) MetricInLane(ctx context.Context, db DBTX, maxRows int32) (Met
 }
 
 const metricQueued = `-- name: MetricQueued :many
-SELECT kind, queue, count(*) AS n, coalesce(extract(epoch FROM weir_now() - min(admitted_at)), 0)::float8 AS oldest_seconds
-FROM (SELECT r.kind, r.queue, r.admitted_at FROM run r
-      WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL ORDER BY r.nudged_at LIMIT $1) q
-GROUP BY kind, queue
+SELECT r.kind, q.queue::text AS queue, count(*) AS n, coalesce(extract(epoch FROM weir_now() - min(r.admitted_at)), 0)::float8 AS oldest_seconds
+FROM unnest($1::text[]) AS q (queue)
+CROSS JOIN LATERAL (SELECT w.kind, w.admitted_at FROM run w
+                    WHERE w.state = 'queued' AND w.admitted_at IS NOT NULL AND w.queue = q.queue ORDER BY w.nudged_at LIMIT $2) r
+GROUP BY r.kind, q.queue
 `
+
+type MetricQueuedParams struct {
+	Queues  []string
+	MaxRows int32
+}
 
 type MetricQueuedRow struct {
 	Kind          RunKind
@@ -72,10 +78,10 @@ type MetricQueuedRow struct {
 	OldestSeconds float64
 }
 
-// Runs that wait for a worker, counted up to a bound, the longest waiting
-// first: so their ages are right also where their number is not.
-func (q *Queries) MetricQueued(ctx context.Context, db DBTX, maxRows int32) ([]MetricQueuedRow, error) {
-	rows, err := db.Query(ctx, metricQueued, maxRows)
+// Runs that wait for a worker, counted up to a bound in each queue, the longest
+// waiting first: so their ages are right also where their number is not.
+func (q *Queries) MetricQueued(ctx context.Context, db DBTX, arg MetricQueuedParams) ([]MetricQueuedRow, error) {
+	rows, err := db.Query(ctx, metricQueued, arg.Queues, arg.MaxRows)
 	if err != nil {
 		return nil, err
 	}

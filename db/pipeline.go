@@ -136,11 +136,6 @@ func (p *Pipeline) UnitRunUpdate(a UnitRunUpdateParams) {
 		a.CancelRequestedAts, a.KilledAts, a.StartedAts, a.FinishedAts, a.WaitsFor, a.EndReasons, a.Results, a.Errors)
 }
 
-// UnitRunProgress queues the query of that name.
-func (p *Pipeline) UnitRunProgress(a UnitRunProgressParams) {
-	p.batch.Queue(unitRunProgress, a.Ids, a.Steps, a.ModelCalls)
-}
-
 // UnitRunAdmit queues the query of that name.
 func (p *Pipeline) UnitRunAdmit(ids []uuid.UUID) {
 	p.batch.Queue(unitRunAdmit, ids)
@@ -171,6 +166,11 @@ func (p *Pipeline) UnitMessageInsert(a UnitMessageInsertParams) {
 func (p *Pipeline) UnitStepInsert(a UnitStepInsertParams) {
 	p.batch.Queue(unitStepInsert, a.RunIds, a.Seqs, a.TenantIds, a.Kinds, a.Statuses, a.CallIds, a.Names, a.Attempts, a.InputDigests,
 		a.Outputs, a.Epochs, a.DurationsMs)
+}
+
+// UnitStepUpdate queues the query of that name.
+func (p *Pipeline) UnitStepUpdate(a UnitStepUpdateParams) {
+	p.batch.Queue(unitStepUpdate, a.RunIds, a.Seqs, a.Statuses, a.Attempts, a.Outputs, a.Epochs)
 }
 
 // UnitUsageInsert queues the query of that name. Which calls are new is read

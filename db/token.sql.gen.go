@@ -10,18 +10,6 @@ import (
 	"time"
 )
 
-const tenantPut = `-- name: TenantPut :execrows
-INSERT INTO tenant (id) VALUES ($1) ON CONFLICT (id) DO NOTHING
-`
-
-func (q *Queries) TenantPut(ctx context.Context, db DBTX, id string) (int64, error) {
-	result, err := db.Exec(ctx, tenantPut, id)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
 const tokenByHash = `-- name: TokenByHash :one
 SELECT tenant_id, id, scopes FROM api_token WHERE secret_hash = $1 AND revoked_at IS NULL
 `

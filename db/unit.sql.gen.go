@@ -687,25 +687,6 @@ func (q *Queries) UnitRunLockWait(ctx context.Context, db DBTX, ids []uuid.UUID)
 	return items, nil
 }
 
-const unitRunProgress = `-- name: UnitRunProgress :exec
-UPDATE run r
-SET steps = u.steps, model_calls = u.model_calls, call_attempts = 0, call_limited = 0, losses = 0
-FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::int[]) AS steps, unnest($3::int[]) AS model_calls) u
-WHERE r.id = u.id
-`
-
-type UnitRunProgressParams struct {
-	Ids        []uuid.UUID
-	Steps      []int32
-	ModelCalls []int32
-}
-
-// The narrow form of UnitRunUpdate for the commonest change, a stored step.
-func (q *Queries) UnitRunProgress(ctx context.Context, db DBTX, arg UnitRunProgressParams) error {
-	_, err := db.Exec(ctx, unitRunProgress, arg.Ids, arg.Steps, arg.ModelCalls)
-	return err
-}
-
 const unitRunUpdate = `-- name: UnitRunUpdate :exec
 UPDATE run r
 SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0000-0000-000000000000'::uuid), epoch = u.epoch,
@@ -1056,11 +1037,6 @@ FROM (SELECT unnest($1::uuid[]) AS run_id, unnest($2::int[]) AS seq, unnest($3::
              unnest($4::text[]) AS kind, unnest($5::text[]) AS status, unnest($6::text[]) AS call_id,
              unnest($7::text[]) AS name, unnest($8::int[]) AS attempt, unnest($9::bytea[]) AS input_digest,
              unnest($10::text[]) AS output, unnest($11::int[]) AS epoch, unnest($12::bigint[]) AS duration_ms) u
-ON CONFLICT (run_id, seq) DO UPDATE
-    SET status = excluded.status, output = excluded.output, attempt = excluded.attempt, epoch = excluded.epoch,
-        finished_at = excluded.finished_at,
-        started_at = CASE WHEN excluded.status = 'started' THEN excluded.started_at ELSE step.started_at END
-    WHERE step.status = 'started'
 `
 
 type UnitStepInsertParams struct {
@@ -1078,6 +1054,7 @@ type UnitStepInsertParams struct {
 	DurationsMs  []int64
 }
 
+// Steps that were not stored before.
 func (q *Queries) UnitStepInsert(ctx context.Context, db DBTX, arg UnitStepInsertParams) error {
 	_, err := db.Exec(ctx, unitStepInsert,
 		arg.RunIds,
@@ -1092,6 +1069,39 @@ func (q *Queries) UnitStepInsert(ctx context.Context, db DBTX, arg UnitStepInser
 		arg.Outputs,
 		arg.Epochs,
 		arg.DurationsMs,
+	)
+	return err
+}
+
+const unitStepUpdate = `-- name: UnitStepUpdate :exec
+UPDATE step s
+SET status = u.status::step_status, output = nullif(u.output, '')::json, attempt = u.attempt, epoch = u.epoch,
+    started_at = CASE WHEN u.status = 'started' THEN clock_timestamp() ELSE s.started_at END,
+    finished_at = CASE WHEN u.status = 'done' THEN clock_timestamp() END
+FROM (SELECT unnest($1::uuid[]) AS run_id, unnest($2::int[]) AS seq, unnest($3::text[]) AS status,
+             unnest($4::int[]) AS attempt, unnest($5::text[]) AS output, unnest($6::int[]) AS epoch) u
+WHERE s.run_id = u.run_id AND s.seq = u.seq AND s.status = 'started'
+`
+
+type UnitStepUpdateParams struct {
+	RunIds   []uuid.UUID
+	Seqs     []int32
+	Statuses []string
+	Attempts []int32
+	Outputs  []string
+	Epochs   []int32
+}
+
+// Steps that were started before: they are done now, or started once more.
+// What is done never changes.
+func (q *Queries) UnitStepUpdate(ctx context.Context, db DBTX, arg UnitStepUpdateParams) error {
+	_, err := db.Exec(ctx, unitStepUpdate,
+		arg.RunIds,
+		arg.Seqs,
+		arg.Statuses,
+		arg.Attempts,
+		arg.Outputs,
+		arg.Epochs,
 	)
 	return err
 }

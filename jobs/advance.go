@@ -90,6 +90,12 @@ func (r *Runs) Advance(ctx context.Context, run *Run, a Advance) (Gate, error) {
 		o.a.End = &e
 	}
 	err := r.committer.do(ctx, o)
+	if err == nil {
+		for i := range a.Steps {
+			run.note(a.Steps[i].Seq, a.Steps[i].Status)
+		}
+		run.ModelCalls += a.ModelCalls
+	}
 	if err == nil || errors.Is(err, ErrLookAgain) {
 		run.WakeSeq = o.wakeSeq
 	}
@@ -156,15 +162,15 @@ func (o *advanceOp) apply(u *unit) error {
 	}
 
 	done := false
+	r.Steps, r.ModelCalls = o.run.done, o.run.ModelCalls+o.a.ModelCalls
 	for i := range o.a.Steps {
 		st := &o.a.Steps[i]
-		u.step(r, st)
+		u.step(r, st, o.run.started[st.Seq])
 		if st.Status == db.StepStatusDone {
 			r.Steps++
 			done = true
 		}
 	}
-	r.ModelCalls += o.a.ModelCalls
 	s.modelCalls += int64(o.a.ModelCalls)
 	s.tools += int64(o.a.ToolCalls)
 	if done {
@@ -190,17 +196,22 @@ func (o *advanceOp) apply(u *unit) error {
 	return nil
 }
 
-func (u *unit) step(r *runRow, st *Step) {
-	p := &u.put.steps
-	// A step that starts and ends within one unit is one row: one statement
-	// may not touch a row twice.
-	for i := len(p.RunIds) - 1; i >= 0; i-- {
-		if p.RunIds[i] == r.ID && p.Seqs[i] == st.Seq {
-			p.Statuses[i], p.Outputs[i], p.Attempts[i] = string(st.Status), string(st.Output), st.Attempt
-			p.DurationsMs[i] = st.DurationMS
-			return
-		}
+// step stores a step: a new row, or the end of one that was started before.
+func (u *unit) step(r *runRow, st *Step, before bool) {
+	key := stepKey{r.ID, st.Seq}
+	if i, ok := u.putSteps[key]; ok { // started and done within one unit: one row
+		p := &u.put.steps
+		p.Statuses[i], p.Outputs[i], p.Attempts[i], p.DurationsMs[i] = string(st.Status), string(st.Output), st.Attempt, st.DurationMS
+		return
 	}
+	if before {
+		p := &u.put.ends
+		p.RunIds, p.Seqs, p.Statuses = append(p.RunIds, r.ID), append(p.Seqs, st.Seq), append(p.Statuses, string(st.Status))
+		p.Attempts, p.Outputs, p.Epochs = append(p.Attempts, st.Attempt), append(p.Outputs, string(st.Output)), append(p.Epochs, r.Epoch)
+		return
+	}
+	p := &u.put.steps
+	u.putSteps[key] = len(p.RunIds)
 	p.RunIds, p.Seqs, p.TenantIds = append(p.RunIds, r.ID), append(p.Seqs, st.Seq), append(p.TenantIds, r.TenantID)
 	p.Kinds, p.Statuses = append(p.Kinds, string(st.Kind)), append(p.Statuses, string(st.Status))
 	p.CallIds, p.Names = append(p.CallIds, st.CallID), append(p.Names, st.Name)
@@ -236,12 +247,12 @@ func (u *unit) usage(r *runRow, s *sessionRow, use *Usage) {
 
 func (u *unit) fact(r *runRow, f Fact) {
 	p := &u.put.facts
-	for i := range p.Keys { // two writes of one key in one unit: the later wins whole
-		if p.Keys[i] == f.Key && p.ScopeIds[i] == f.ScopeID && p.Scopes[i] == f.Scope && p.Agents[i] == r.Agent && p.TenantIds[i] == r.TenantID {
-			p.Values[i], p.Kinds[i] = string(f.Value), f.Kind
-			return
-		}
+	key := [5]string{r.TenantID, r.Agent, f.Scope, f.ScopeID, f.Key}
+	if i, ok := u.putFacts[key]; ok { // two writes of one key in one unit: the later wins whole
+		p.Values[i], p.Kinds[i] = string(f.Value), f.Kind
+		return
 	}
+	u.putFacts[key] = len(p.Keys)
 	p.TenantIds, p.Agents = append(p.TenantIds, r.TenantID), append(p.Agents, r.Agent)
 	p.Scopes, p.ScopeIds = append(p.Scopes, f.Scope), append(p.ScopeIds, f.ScopeID)
 	p.Keys, p.Values, p.Kinds = append(p.Keys, f.Key), append(p.Values, string(f.Value)), append(p.Kinds, f.Kind)
@@ -258,7 +269,7 @@ func (u *unit) park(r *runRow, p Park) {
 	r.State, r.WorkerID, r.AdmittedAt, r.NudgedAt = db.RunStateWaiting, nil, nil, nil
 	kind := p.Kind
 	r.WaitsFor = &kind
-	r.dirty = changed
+	r.dirty = true
 	u.wait(r, kind, p.Key, p.For)
 	if p.Limit > 0 {
 		u.limit(r.TenantID, p.Key, p.Limit)
@@ -273,7 +284,7 @@ func (u *unit) release(r *runRow, rel Release) {
 	}
 	kind := db.WaitKindTimer
 	r.stopClock(u.now)
-	r.State, r.AdmittedAt, r.NudgedAt, r.WaitsFor, r.dirty = db.RunStateWaiting, nil, nil, &kind, changed
+	r.State, r.AdmittedAt, r.NudgedAt, r.WaitsFor, r.dirty = db.RunStateWaiting, nil, nil, &kind, true
 	u.wait(r, kind, "", rel.After)
 }
 

@@ -97,7 +97,7 @@ func (o *cancelOp) apply(u *unit) error {
 		if r.CancelRequestedAt == nil {
 			r.CancelRequestedAt = &u.now
 			r.WakeSeq++
-			r.dirty = changed
+			r.dirty = true
 			if s.isHead(r) {
 				u.event(s, r.ID, statusEvent(PhaseCancelling))
 			}
@@ -216,7 +216,7 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 			return 0, err
 		}
 		if root.KilledAt == nil {
-			root.KilledAt, root.dirty = &u.now, changed
+			root.KilledAt, root.dirty = &u.now, true
 		}
 	}
 	below := func(id uuid.UUID) bool {

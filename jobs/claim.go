@@ -35,8 +35,10 @@ type Run struct {
 	CallAttempts    int32 // failed attempts of the call that is due
 	CallLimited     int32 // those among them that a rate limit refused
 	Losses          int32
-	TimeLeft        time.Duration // until the deadline, at the claim
-	StartedAt       time.Time     // of the turn's first attempt, the database's clock
+	TimeLeft        time.Duration  // until the deadline, at the claim
+	done            int32          // completed steps that are stored
+	started         map[int32]bool // steps that are stored and not done
+	StartedAt       time.Time      // of the turn's first attempt, the database's clock
 }
 
 // Step is one recorded call.
@@ -61,6 +63,20 @@ func (r *Runs) Claim(ctx context.Context, worker, id uuid.UUID) (*Run, error) {
 		return nil, err
 	}
 	return o.out, nil
+}
+
+// note keeps what is stored of a step.
+func (r *Run) note(seq int32, status db.StepStatus) {
+	switch status {
+	case db.StepStatusDone:
+		r.done++
+		delete(r.started, seq)
+	case db.StepStatusStarted:
+		if r.started == nil {
+			r.started = map[int32]bool{}
+		}
+		r.started[seq] = true
+	}
 }
 
 type claimOp struct {
@@ -97,7 +113,7 @@ func (o *claimOp) apply(u *unit) error {
 		deadline := u.now.Add(time.Duration(r.TimeLeftMs) * time.Millisecond)
 		r.DeadlineAt = &deadline
 	}
-	r.dirty = changed
+	r.dirty = true
 
 	in := u.inputs[o.id]
 	o.out = &Run{
@@ -107,10 +123,16 @@ func (o *claimOp) apply(u *unit) error {
 		ContextFromSeq: in.ContextFromSeq, UserID: orEmpty(r.UserID), Input: in.Input, ModelCalls: r.ModelCalls,
 		CallAttempts: r.CallAttempts, CallLimited: r.CallLimited, Losses: r.Losses, TimeLeft: r.DeadlineAt.Sub(u.now), StartedAt: *r.StartedAt,
 	}
+	o.out.ModelCalls = 0
 	for _, s := range u.steps[o.id] {
+		o.out.note(s.Seq, s.Status)
+		if s.Kind == db.StepKindModel && s.Status == db.StepStatusDone {
+			o.out.ModelCalls++
+		}
 		o.out.Steps = append(o.out.Steps, Step{
 			Seq: s.Seq, Kind: s.Kind, Status: s.Status, CallID: s.CallID, Name: s.Name, Attempt: s.Attempt, Output: s.Output, Epoch: s.Epoch,
 		})
 	}
+	r.Steps, r.ModelCalls = o.out.done, o.out.ModelCalls
 	return nil
 }

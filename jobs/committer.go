@@ -421,7 +421,7 @@ func (u *unit) evidence(ctx context.Context, q *db.Queries, pool *pgxpool.Pool) 
 		return q.UnitEventExists(ctx, pool, db.UnitEventExistsParams{SessionID: e.SessionIds[0], Seq: e.Seqs[0], RunID: e.RunIds[0], Type: e.Types[0]})
 	}
 	for _, r := range u.runs {
-		if r.dirty != clean {
+		if r.dirty {
 			return q.UnitRunIs(ctx, pool, db.UnitRunIsParams{ID: r.ID, Epoch: r.Epoch, WakeSeq: r.WakeSeq, State: string(r.State), Steps: r.Steps})
 		}
 	}

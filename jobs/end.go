@@ -82,7 +82,7 @@ func (u *unit) end(r *runRow, e Ending) error {
 	r.WaitsFor = nil
 	r.State, r.WorkerID, r.FinishedAt, r.EndReason = e.State, nil, &u.now, notEmpty(e.Reason)
 	r.result, r.fault = e.Result, e.Error
-	r.dirty = changed
+	r.dirty = true
 	u.changes.ended = append(u.changes.ended, r.ID)
 	u.event(s, r.ID, e.Last)
 	if e.Message != nil && s.TaskStatus != nil {
@@ -169,7 +169,7 @@ func (u *unit) promote(s *sessionRow) {
 // which has not seen it fails.
 func (u *unit) wake(r *runRow, by db.WaitKind) {
 	r.WakeSeq++
-	r.dirty = changed
+	r.dirty = true
 	if r.State != db.RunStateWaiting || orWait(r.WaitsFor) != by {
 		return
 	}

@@ -152,21 +152,11 @@ func (m *Metrics) look(ctx context.Context) (*depths, error) {
 		for _, r := range running {
 			d.runs[kindState{r.Kind, db.RunStateRunning}] += float64(r.N)
 		}
-		queued, err := q.MetricQueued(ctx, tx, metricsExact)
+		queued, err := q.MetricQueued(ctx, tx, db.MetricQueuedParams{Queues: queues, MaxRows: metricsExact})
 		if err != nil {
 			return err
 		}
-		counted := int64(0)
-		for _, r := range queued {
-			counted += r.N
-		}
-		factor := beyond(counted, metricsExact, sizes.Admitted)
-		for _, r := range queued {
-			n := float64(r.N) * factor
-			d.runs[kindState{r.Kind, db.RunStateQueued}] += n
-			d.queued[r.Queue] += n
-			d.oldest[r.Queue] = max(d.oldest[r.Queue], r.OldestSeconds)
-		}
+		d.addQueued(queued, sizes.Admitted)
 		lane, err := q.MetricInLane(ctx, tx, metricsExact)
 		if err != nil {
 			return err
@@ -180,11 +170,11 @@ func (m *Metrics) look(ctx context.Context) (*depths, error) {
 		if err != nil {
 			return err
 		}
-		counted = 0
+		counted := int64(0)
 		for _, r := range waiting {
 			counted += r.N
 		}
-		factor = beyond(counted, metricsExact, sizes.Waiting)
+		factor := beyond(counted, metricsExact, sizes.Waiting)
 		for _, r := range waiting {
 			d.runs[kindState{r.Kind, db.RunStateWaiting}] += float64(r.N) * factor
 		}
@@ -208,6 +198,32 @@ func (m *Metrics) look(ctx context.Context) (*depths, error) {
 	return d, err
 }
 
+// addQueued counts what waits for a worker. What is in full queues is taken to
+// be shared evenly by them.
+func (d *depths) addQueued(rows []db.MetricQueuedRow, estimate int64) {
+	counted := map[string]int64{}
+	for _, r := range rows {
+		counted[r.Queue] += r.N
+	}
+	full := int64(0)
+	for _, n := range counted {
+		if n >= metricsExact {
+			full++
+		} else {
+			estimate -= n
+		}
+	}
+	for _, r := range rows {
+		n := float64(r.N)
+		if counted[r.Queue] >= metricsExact {
+			n *= beyond(counted[r.Queue], metricsExact, estimate/full)
+		}
+		d.runs[kindState{r.Kind, db.RunStateQueued}] += n
+		d.queued[r.Queue] += n
+		d.oldest[r.Queue] = max(d.oldest[r.Queue], r.OldestSeconds)
+	}
+}
+
 // beyond is by how much counted rows stand for more, once the bound is reached.
 func beyond(counted, bound, estimate int64) float64 {
 	if counted < bound || estimate <= counted {
@@ -215,6 +231,8 @@ func beyond(counted, bound, estimate int64) float64 {
 	}
 	return float64(estimate) / float64(counted)
 }
+
+var queues = []string{QueueTurns, QueueTurnsBg, QueueSpawns, QueueGraphs, QueueGates, QueueMemory, QueueDelivery, QueueSuspect}
 
 // newDepths has a zero for everything there may be, so that no series comes
 // and goes.
@@ -230,7 +248,7 @@ func newDepths() *depths {
 			d.runs[kindState{kind, state}] = 0
 		}
 	}
-	for _, queue := range []string{QueueTurns, QueueTurnsBg, QueueSpawns, QueueGraphs, QueueGates, QueueMemory, QueueDelivery, QueueSuspect} {
+	for _, queue := range queues {
 		d.queued[queue], d.oldest[queue] = 0, 0
 	}
 	for _, state := range []db.WorkerState{db.WorkerStateLive, db.WorkerStateDraining, db.WorkerStateDead} {

@@ -46,6 +46,7 @@ func (r *Runs) Spawn(ctx context.Context, parent *Run, p SpawnParams) (uuid.UUID
 	err := r.committer.do(ctx, o)
 	if err == nil {
 		parent.WakeSeq = o.wakeSeq
+		parent.note(p.Step.Seq, db.StepStatusDone)
 	}
 	return o.child, err
 }
@@ -116,12 +117,12 @@ func (o *spawnOp) apply(u *unit) error {
 	u.enlist(s, child, &out)
 	u.newRuns = append(u.newRuns, child)
 	parent.OpenChildren++
-	parent.Steps++
+	parent.Steps, parent.ModelCalls = o.parent.done+1, o.parent.ModelCalls
 	parent.progressed()
-	parent.dirty = changed
+	parent.dirty = true
 	st := o.p.Step
 	st.Kind, st.Status = db.StepKindSpawn, db.StepStatusDone
-	u.step(parent, &st)
+	u.step(parent, &st, o.parent.started[st.Seq])
 	o.wakeSeq = parent.WakeSeq
 	return nil
 }

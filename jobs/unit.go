@@ -79,8 +79,10 @@ type unit struct {
 	nudges   []nudge
 	waitDrop []uuid.UUID
 
-	put     puts
-	changes changes
+	put      puts
+	putSteps map[stepKey]int   // where in put.steps
+	putFacts map[[5]string]int // where in put.facts
+	changes  changes
 }
 
 // puts are the rows a unit inserts.
@@ -88,6 +90,7 @@ type puts struct {
 	events   db.UnitEventInsertParams
 	messages db.UnitMessageInsertParams
 	steps    db.UnitStepInsertParams
+	ends     db.UnitStepUpdateParams
 	usage    db.UnitUsageInsertParams
 	facts    db.UnitFactPutParams
 	waits    db.UnitWaitPutParams
@@ -105,23 +108,20 @@ type changes struct {
 	waits   bool        // a wait was stored: the timekeeper may be due earlier
 }
 
+type stepKey struct {
+	run uuid.UUID
+	seq int32
+}
+
 type nudge struct {
 	run   uuid.UUID
 	kind  db.RunKind
 	queue string
 }
 
-type dirtiness int
-
-const (
-	clean dirtiness = iota
-	progressed
-	changed
-)
-
 type runRow struct {
 	db.UnitRunLockRow
-	dirty         dirtiness
+	dirty         bool
 	result, fault []byte // stored by the end; never loaded
 	created       bool
 	input         []byte // of a created run
@@ -139,6 +139,8 @@ func newUnit() *unit {
 	return &unit{
 		runs:     map[uuid.UUID]*runRow{},
 		sessions: map[uuid.UUID]*sessionRow{},
+		putSteps: map[stepKey]int{},
+		putFacts: map[[5]string]int{},
 	}
 }
 
@@ -342,20 +344,13 @@ func (u *unit) write(p *db.Pipeline) {
 		p.UnitRunInsert(runInsertParams(u.newRuns))
 	}
 	var full db.UnitRunUpdateParams
-	var progress db.UnitRunProgressParams
 	for _, r := range u.runs {
-		switch r.dirty {
-		case changed:
+		if r.dirty {
 			r.appendTo(&full)
-		case progressed:
-			progress.Ids, progress.Steps, progress.ModelCalls = append(progress.Ids, r.ID), append(progress.Steps, r.Steps), append(progress.ModelCalls, r.ModelCalls)
 		}
 	}
 	if len(full.Ids) > 0 {
 		p.UnitRunUpdate(full)
-	}
-	if len(progress.Ids) > 0 {
-		p.UnitRunProgress(progress)
 	}
 	if len(u.admitted) > 0 {
 		p.UnitRunAdmit(u.admitted)
@@ -380,6 +375,9 @@ func (u *unit) write(p *db.Pipeline) {
 	}
 	if len(u.put.tasks.Ids) > 0 {
 		p.UnitTaskStatus(u.put.tasks)
+	}
+	if len(u.put.ends.RunIds) > 0 {
+		p.UnitStepUpdate(u.put.ends)
 	}
 	if len(u.put.steps.RunIds) > 0 {
 		p.UnitStepInsert(u.put.steps)
@@ -435,20 +433,19 @@ func (u *unit) message(s *sessionRow, run uuid.UUID, m Message) {
 func (u *unit) admit(r *runRow) {
 	r.State, r.WaitsFor = db.RunStateQueued, nil
 	r.AdmittedAt, r.NudgedAt = &u.now, &u.clock
-	r.dirty = changed
+	r.dirty = true
 	u.nudges = append(u.nudges, nudge{r.ID, r.Kind, r.Queue})
 }
 
 // progressed notes a completed step: whatever went wrong before it is over.
+// The step's own row tells how far the run is; the run's counts follow when it
+// is written anyway.
 func (r *runRow) progressed() {
 	if r.Losses != 0 || r.CallAttempts != 0 {
-		r.Losses, r.CallAttempts, r.CallLimited, r.dirty = 0, 0, 0, changed
+		r.Losses, r.CallAttempts, r.CallLimited, r.dirty = 0, 0, 0, true
 	}
 	if r.Queue == QueueSuspect {
-		r.Queue, r.dirty = queueOf(r.Kind), changed
-	}
-	if r.dirty == clean {
-		r.dirty = progressed
+		r.Queue, r.dirty = queueOf(r.Kind), true
 	}
 }
 

@@ -173,7 +173,6 @@ func (t *attempt) advanceWith(a jobs.Advance, answered *turn.ModelOutput) error 
 			return err
 		}
 	}
-	t.run.ModelCalls += a.ModelCalls
 	if a.Park != nil || a.End != nil || a.Release != nil {
 		t.over = true
 	} else if gate.CancelRequested {

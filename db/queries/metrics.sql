@@ -2,12 +2,13 @@
 SELECT kind, count(*) AS n FROM run WHERE state = 'running' GROUP BY kind;
 
 -- name: MetricQueued :many
--- Runs that wait for a worker, counted up to a bound, the longest waiting
--- first: so their ages are right also where their number is not.
-SELECT kind, queue, count(*) AS n, coalesce(extract(epoch FROM weir_now() - min(admitted_at)), 0)::float8 AS oldest_seconds
-FROM (SELECT r.kind, r.queue, r.admitted_at FROM run r
-      WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL ORDER BY r.nudged_at LIMIT @max_rows) q
-GROUP BY kind, queue;
+-- Runs that wait for a worker, counted up to a bound in each queue, the longest
+-- waiting first: so their ages are right also where their number is not.
+SELECT r.kind, q.queue::text AS queue, count(*) AS n, coalesce(extract(epoch FROM weir_now() - min(r.admitted_at)), 0)::float8 AS oldest_seconds
+FROM unnest(@queues::text[]) AS q (queue)
+CROSS JOIN LATERAL (SELECT w.kind, w.admitted_at FROM run w
+                    WHERE w.state = 'queued' AND w.admitted_at IS NOT NULL AND w.queue = q.queue ORDER BY w.nudged_at LIMIT @max_rows) r
+GROUP BY r.kind, q.queue;
 
 -- name: MetricInLane :one
 -- Turns that wait behind others of their session.

@@ -20,6 +20,3 @@ UPDATE api_token SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE 
 
 -- name: TokenRotate :exec
 UPDATE api_token SET secret_hash = @secret_hash, created_at = clock_timestamp() WHERE tenant_id = @tenant_id AND id = @id;
-
--- name: TenantPut :execrows
-INSERT INTO tenant (id) VALUES (@id) ON CONFLICT (id) DO NOTHING;

@@ -146,13 +146,6 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@states::text[]) AS state, unnes
              unnest(@waits_for::text[]) AS waits_for, unnest(@end_reasons::text[]) AS end_reason, unnest(@results::text[]) AS result, unnest(@errors::text[]) AS error) u
 WHERE r.id = u.id;
 
--- name: UnitRunProgress :exec
--- The narrow form of UnitRunUpdate for the commonest change, a stored step.
-UPDATE run r
-SET steps = u.steps, model_calls = u.model_calls, call_attempts = 0, call_limited = 0, losses = 0
-FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@steps::int[]) AS steps, unnest(@model_calls::int[]) AS model_calls) u
-WHERE r.id = u.id;
-
 -- name: UnitSessionUpdate :exec
 UPDATE session s
 SET event_seq = u.event_seq, message_seq = u.message_seq,
@@ -178,6 +171,7 @@ SELECT unnest(@session_ids::uuid[]), unnest(@seqs::bigint[]), unnest(@ids::uuid[
        unnest(@run_ids::uuid[]), unnest(@contents::text[])::jsonb, nullif(unnest(@streaming_statuses::text[]), '');
 
 -- name: UnitStepInsert :exec
+-- Steps that were not stored before.
 INSERT INTO step (run_id, seq, tenant_id, kind, status, call_id, name, attempt, input_digest, output, epoch, started_at, finished_at)
 SELECT u.run_id, u.seq, u.tenant_id, u.kind::step_kind, u.status::step_status, u.call_id, u.name, u.attempt,
        nullif(u.input_digest, ''::bytea), nullif(u.output, '')::json, u.epoch,
@@ -185,12 +179,18 @@ SELECT u.run_id, u.seq, u.tenant_id, u.kind::step_kind, u.status::step_status, u
 FROM (SELECT unnest(@run_ids::uuid[]) AS run_id, unnest(@seqs::int[]) AS seq, unnest(@tenant_ids::text[]) AS tenant_id,
              unnest(@kinds::text[]) AS kind, unnest(@statuses::text[]) AS status, unnest(@call_ids::text[]) AS call_id,
              unnest(@names::text[]) AS name, unnest(@attempts::int[]) AS attempt, unnest(@input_digests::bytea[]) AS input_digest,
-             unnest(@outputs::text[]) AS output, unnest(@epochs::int[]) AS epoch, unnest(@durations_ms::bigint[]) AS duration_ms) u
-ON CONFLICT (run_id, seq) DO UPDATE
-    SET status = excluded.status, output = excluded.output, attempt = excluded.attempt, epoch = excluded.epoch,
-        finished_at = excluded.finished_at,
-        started_at = CASE WHEN excluded.status = 'started' THEN excluded.started_at ELSE step.started_at END
-    WHERE step.status = 'started';
+             unnest(@outputs::text[]) AS output, unnest(@epochs::int[]) AS epoch, unnest(@durations_ms::bigint[]) AS duration_ms) u;
+
+-- name: UnitStepUpdate :exec
+-- Steps that were started before: they are done now, or started once more.
+-- What is done never changes.
+UPDATE step s
+SET status = u.status::step_status, output = nullif(u.output, '')::json, attempt = u.attempt, epoch = u.epoch,
+    started_at = CASE WHEN u.status = 'started' THEN clock_timestamp() ELSE s.started_at END,
+    finished_at = CASE WHEN u.status = 'done' THEN clock_timestamp() END
+FROM (SELECT unnest(@run_ids::uuid[]) AS run_id, unnest(@seqs::int[]) AS seq, unnest(@statuses::text[]) AS status,
+             unnest(@attempts::int[]) AS attempt, unnest(@outputs::text[]) AS output, unnest(@epochs::int[]) AS epoch) u
+WHERE s.run_id = u.run_id AND s.seq = u.seq AND s.status = 'started';
 
 -- name: UnitUsageInsert :exec
 INSERT INTO usage (run_id, call_id, tenant_id, session_id, user_id, agent, provider, model, input, cache_read, cache_write, output,
