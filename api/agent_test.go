@@ -215,16 +215,16 @@ func TestAgentRequest(t *testing.T) {
 		n := 0
 		f.eventually("one look", func() bool { // unless what is remembered was too old just then
 			n++
-			acquired := f.pool.Stat().AcquireCount()
+			asked := f.asked.Load()
 			f.result(f.rpc, "agent.request", request(fmt.Sprint("s", n), "x"))
-			return f.pool.Stat().AcquireCount()-acquired == 1
+			return f.asked.Load()-asked == 1
 		})
 		_, err := f.server.activeAgent(f.ctx, "default", "default")
 		require.NoError(t, err)
-		acquired := f.pool.Stat().AcquireCount()
+		asked := f.asked.Load()
 		wait, err := f.server.agentExecute(withCaller(f.ctx, &Caller{TenantID: "default", TokenID: "t", Scopes: ScopeRPC}), &AgentExecuteParams{Message: "x"})
 		require.NoError(t, err)
-		require.Equal(t, int64(0), f.pool.Stat().AcquireCount()-acquired)
+		require.Equal(t, int64(0), f.asked.Load()-asked)
 		ctx, cancel := context.WithCancel(f.ctx)
 		cancel()
 		_, err = wait(ctx)

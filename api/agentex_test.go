@@ -3,14 +3,20 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gin-gonic/gin"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+
+	"github.com/weir-run/weir/jobs"
 )
 
 const byName = "/agents/name/default/rpc"
@@ -600,6 +606,34 @@ func TestAgentexAuth(t *testing.T) {
 			require.Equal(t, 401, status)
 			require.JSONEq(t, `{"detail":"Agent Unauthorized"}`, body)
 		}
+	}
+}
+
+// TestAgentexFailed: SDKs repeat a 5xx by themselves, unless they are told that
+// it may have happened.
+func TestAgentexFailed(t *testing.T) {
+	t.Parallel()
+	s := &Server{log: slog.New(slog.DiscardHandler)}
+	for name, test := range map[string]struct {
+		err    error
+		status int
+		retry  string
+	}{
+		"NothingStored":   {&jobs.UnavailableError{Err: errors.New("x")}, 503, ""},
+		"MayBeStored":     {committedError{fmt.Errorf("make task: %w", jobs.ErrClosed)}, 503, "false"},
+		"Ours":            {errors.New("x"), 500, "false"},
+		"TheRequestsForm": {missingField("params"), 422, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := httptest.NewRecorder()
+			c := gin.CreateTestContextOnly(w, gin.New())
+			c.Request = httptest.NewRequest("POST", byName, nil)
+			s.agentexFailed(c, test.err)
+			require.Equal(t, test.status, w.Code)
+			require.Equal(t, test.retry, w.Header().Get("X-Should-Retry"))
+			require.NotContains(t, w.Body.String(), "make task")
+		})
 	}
 }
 

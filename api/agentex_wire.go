@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -116,7 +117,7 @@ type shapeError struct {
 
 func (e *shapeError) Error() string { return strings.Join(e.loc, ".") + ": " + e.msg }
 
-// shape answers a request that does not fit, as a list of one error.
+// answer says it as a list of one error.
 func (e *shapeError) answer(c *gin.Context) {
 	loc := make([]string, len(e.loc))
 	for i, part := range e.loc {
@@ -154,10 +155,8 @@ type agentexCall struct {
 	Params  json.RawMessage `json:"params"`
 }
 
-// The methods of the surface, and whether they are built.
-var agentexMethods = map[string]bool{
-	"task/create": true, "message/send": true, "event/send": false, "task/cancel": false, "task/interrupt": false,
-}
+// agentexMethods are the methods of the surface. The last three are not built.
+var agentexMethods = []string{"task/create", "message/send", "event/send", "task/cancel", "task/interrupt"}
 
 // readCall reads a call. Strings are repaired as those of JSON-RPC are (RC-18).
 // Error: *shapeError.
@@ -186,7 +185,7 @@ func readCall(body []byte) (*agentexCall, error) {
 	case !isScalar(call.ID):
 		return nil, badField("Input should be a valid integer or string", "id")
 	}
-	if _, known := agentexMethods[*call.Method]; !known {
+	if !slices.Contains(agentexMethods, *call.Method) {
 		return nil, &shapeError{"enum", []string{"body", "method"}, "Input should be 'event/send', 'task/create', 'message/send', 'task/cancel' or 'task/interrupt'"}
 	}
 	if kindOf(call.Params) != scan.Object {
@@ -226,7 +225,7 @@ func decodeShape(raw json.RawMessage, v any, loc ...string) error {
 	return nil
 }
 
-// object reads a member that is an object or null; null and absent are nil.
+// objectField reads a member that is an object or null; null and absent are nil.
 func objectField(raw json.RawMessage, loc ...string) (json.RawMessage, error) {
 	switch kindOf(raw) {
 	case scan.Invalid, scan.Null:

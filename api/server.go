@@ -166,15 +166,6 @@ func errDraining() *rpc.Error { return rpc.NotAvailable("this process is shuttin
 // Handler serves everything.
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// HTTPServer is an http.Server of the handler whose limits suit it: an answer
-// may take as long as a turn, a request may not.
-func (s *Server) HTTPServer() *http.Server {
-	return &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
-}
-
 // Drain makes readyz say no and refuses new changes. Whoever waits for a turn
 // may do so for Config.DrainWait.
 func (s *Server) Drain() {

@@ -11,10 +11,12 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -48,6 +50,7 @@ type pod struct {
 	server *Server
 	http   *httptest.Server
 	log    *logBuffer
+	asked  *queryCounter
 }
 
 func setup(t testing.TB) *fixture { return setupWith(t, func(*Config) {}) }
@@ -82,9 +85,9 @@ func (f *fixture) another() *pod { return startPod(f.t, f.url, func(*Config) {})
 
 func startPod(t testing.TB, url string, configure func(*Config)) *pod {
 	t.Helper()
-	p := &pod{t: t, ctx: t.Context(), log: new(logBuffer)}
+	p := &pod{t: t, ctx: t.Context(), log: new(logBuffer), asked: new(queryCounter)}
 	var err error
-	p.pool, err = db.Open(context.Background(), url, func(c *pgxpool.Config) { c.MaxConns = 6 })
+	p.pool, err = db.Open(context.Background(), url, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 6, p.asked })
 	require.NoError(t, err)
 	t.Cleanup(p.pool.Close)
 	hot, err := db.OpenHot(context.Background(), url, func(c *pgxpool.Config) { c.MaxConns = 4 })
@@ -111,6 +114,17 @@ func startPod(t testing.TB, url string, configure func(*Config)) *pod {
 	t.Cleanup(p.http.Close)
 	return p
 }
+
+// queryCounter counts the queries of a process, outside the committer and the
+// bus.
+type queryCounter struct{ atomic.Int64 }
+
+func (c *queryCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.Add(1)
+	return ctx
+}
+
+func (c *queryCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // logBuffer is what a process logs.
 type logBuffer struct {

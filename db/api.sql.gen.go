@@ -357,9 +357,9 @@ func (q *Queries) RunUsage(ctx context.Context, db DBTX, runID uuid.UUID) (RunUs
 
 const runView = `-- name: RunView :one
 SELECT r.id, r.kind, r.state, r.agent, r.session_id, r.root_run_id, r.parent_run_id, r.depth, r.worker_id, r.epoch, r.wake_seq,
-       (CASE WHEN r.finished_at IS NULL THEN (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done') ELSE r.steps END)::int AS steps,
-       (CASE WHEN r.finished_at IS NULL THEN (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model')
-             ELSE r.model_calls END)::int AS model_calls, r.losses, r.end_reason, r.error, r.waits_for, r.deadline_at, r.created_at, r.started_at, r.finished_at,
+       greatest(r.steps, (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done'))::int AS steps,
+       greatest(r.model_calls, (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model'))::int AS model_calls,
+       r.losses, r.end_reason, r.error, r.waits_for, r.deadline_at, r.created_at, r.started_at, r.finished_at,
        s.external_id, s.conversation_ref, (s.task_status IS NOT NULL)::bool AS is_task, root.owner_token
 FROM run r JOIN session s ON s.id = r.session_id LEFT JOIN run root ON root.id = r.root_run_id
 WHERE r.tenant_id = $1 AND r.id = $2
@@ -399,7 +399,7 @@ type RunViewRow struct {
 }
 
 // A run as callers see it, and the token that its tree belongs to. Its own
-// counters are of the last change of its row: an unfinished one has done more.
+// counters are of the last change of its row: it may have done more.
 func (q *Queries) RunView(ctx context.Context, db DBTX, arg RunViewParams) (RunViewRow, error) {
 	row := db.QueryRow(ctx, runView, arg.TenantID, arg.ID)
 	var i RunViewRow

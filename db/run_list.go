@@ -49,8 +49,10 @@ func (q *Queries) RunList(ctx context.Context, db DBTX, p RunListParams) ([]RunV
 		and("r.id < @before", "before", p.Before)
 	}
 	rows, err := db.Query(ctx, `
-SELECT r.id, r.kind, r.state, r.agent, r.session_id, r.root_run_id, r.parent_run_id, r.depth, r.worker_id, r.epoch, r.wake_seq, (CASE WHEN r.finished_at IS NULL THEN (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done') ELSE r.steps END)::int AS steps,
-       (CASE WHEN r.finished_at IS NULL THEN (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model') ELSE r.model_calls END)::int AS model_calls, r.losses, r.end_reason, r.error, r.waits_for, r.deadline_at, r.created_at, r.started_at, r.finished_at,
+SELECT r.id, r.kind, r.state, r.agent, r.session_id, r.root_run_id, r.parent_run_id, r.depth, r.worker_id, r.epoch, r.wake_seq,
+       greatest(r.steps, (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done'))::int AS steps,
+       greatest(r.model_calls, (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model'))::int AS model_calls,
+       r.losses, r.end_reason, r.error, r.waits_for, r.deadline_at, r.created_at, r.started_at, r.finished_at,
        s.external_id, s.conversation_ref, s.task_status IS NOT NULL, NULL::text
 FROM run r JOIN session s ON s.id = r.session_id
 WHERE `+where.String()+` ORDER BY r.id DESC LIMIT @max_rows`, args)

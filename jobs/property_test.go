@@ -239,10 +239,11 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		return w.runs[len(w.runs)-1-rapid.IntRange(0, n-1).Draw(t, "run")]
 	}
 	hold := func() *hand {
+		zombie := rapid.IntRange(0, 5).Draw(t, "zombie") == 0
 		var free []*hand
 		for i := len(w.hands) - 1; i >= 0 && len(free) < 6; i-- {
-			if !w.hands[i].busy {
-				free = append(free, w.hands[i])
+			if h := w.hands[i]; !h.busy && (zombie || !h.over) {
+				free = append(free, h)
 			}
 		}
 		if len(free) == 0 {
@@ -585,6 +586,7 @@ func (w *world) spawn(m *fixture, h *hand) {
 	if err != nil {
 		return
 	}
+	h.seen = w.numbers.Add(1)
 	row, err := m.runs.refOf(w.ctx, w.tenant, child)
 	if err != nil {
 		w.note(err, nil, "look up the spawned %s", child)
@@ -694,8 +696,8 @@ func (w *world) die(h *host, reapers []*fixture, counts, solitary bool) {
 	}
 }
 
-// drain lets a healthy worker finish everything. It ends no wait for children:
-// their ends must.
+// drain lets a healthy worker finish everything, the parents after their
+// children. It ends no wait for children: their ends must.
 func (w *world) drain(t *rapid.T) {
 	w.note(nil, nil, "--- drain")
 	m := w.machines[0]
@@ -720,7 +722,11 @@ func (w *world) drain(t *rapid.T) {
 		var ops []func()
 		for _, id := range nudged {
 			ops = append(ops, func() {
-				if h := w.claim(m, healthy, w.byID[id]); h != nil {
+				h := w.claim(m, healthy, w.byID[id])
+				if h == nil {
+					return
+				}
+				for w.advance(m, h, "park", Advance{Park: &Park{Kind: db.WaitKindChildren, For: time.Hour}}) != nil && !h.over {
 					w.finish(m, h, false)
 				}
 			})

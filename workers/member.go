@@ -25,6 +25,8 @@ var (
 	errStopped   = errors.New("worker stops")
 )
 
+const relock = 100 * time.Millisecond // between tries to hold the lock again
+
 // member is a worker's place in the fleet: a row, a heartbeat, and an advisory
 // lock whose loss shows a death at once. The lease is the truth; the lock only
 // makes it faster. A member that lost its place is done; its process joins
@@ -172,17 +174,18 @@ func (m *member) holdLock(ready chan<- struct{}) {
 				ready = nil
 			}
 		})
-		m.locked.Store(false)
 		if m.ctx.Err() != nil {
 			return
 		}
-		m.log.Warn("lock connection", "error", err)
+		if m.locked.Swap(false) { // once for each loss, not for each try
+			m.log.Warn("lock connection", "error", err)
+		}
 		select {
 		case m.renew <- struct{}{}:
 		default:
 		}
 		select {
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(relock):
 		case <-m.ctx.Done():
 		}
 	}

@@ -170,6 +170,9 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 		reaper := scheduler.NewReaper(p.pool, p.direct, p.runs, p.log, lease)
 		duty.Go(func() { reaper.Run(onDuty) })
 	}
+	if worker != nil {
+		duty.Go(func() { paceGC(onDuty, worker.Running) })
+	}
 	var sweeper *scheduler.Sweeper
 	if d.scheduler {
 		sweeper = scheduler.NewSweeper(p.pool, p.direct, p.runs, p.log)
