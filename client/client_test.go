@@ -43,7 +43,9 @@ func newTestClient(t *testing.T, url string) *Client {
 }
 
 func result(text string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, `{"jsonrpc":"2.0","id":1,"result":%s}`, text) }
+	return func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":1,"result":%s}`, text)
+	}
 }
 
 func refusal(status int, text string) http.HandlerFunc {

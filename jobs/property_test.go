@@ -37,16 +37,36 @@ func TestAnyOrder(t *testing.T) {
 	for _, m := range machines {
 		m.runs.committer.afterLoad, m.runs.committer.afterCommit = faults.strike, faults.strike
 	}
+	defer func() {
+		for k, v := range stats {
+			fmt.Println("STAT", v, k)
+		}
+	}()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(machines)
-		faults.every.Store(rapid.SampledFrom([]int64{0, 0, 0, 7}).Draw(t, "fault every"))
-		for range rapid.IntRange(2, 9).Draw(t, "rounds") {
+		faults.every.Store(pickFrom(t, "fault every", []int64{0, 0, 0, 7}))
+		for range 2 + pick(t, "rounds", 8) {
 			w.round(t)
 		}
 		faults.every.Store(0)
 		w.drain(t)
 	})
 }
+
+// pick draws a number below n, all as likely; rapid prefers the small.
+func pick(t *rapid.T, label string, n int) int {
+	return rapid.Custom(func(t *rapid.T) (i int) {
+		for range 10 {
+			i *= 2
+			if rapid.Bool().Draw(t, "") {
+				i++
+			}
+		}
+		return i % n
+	}).Draw(t, label)
+}
+
+func pickFrom[T any](t *rapid.T, label string, from []T) T { return from[pick(t, label, len(from))] }
 
 // faults break every n-th seam of units: before a unit's writes, or after its
 // commit, whose answer is then lost.
@@ -137,6 +157,9 @@ func (w *world) failf(format string, args ...any) {
 // than those allowed.
 func (w *world) note(err error, allowed []error, format string, args ...any) {
 	what := fmt.Sprintf(format, args...)
+	statsMu.Lock()
+	stats[strings.Split(format, " ")[0]+fmt.Sprint(" ", strings.Split(what, " ")[0], err)]++
+	statsMu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.trace = append(w.trace, fmt.Sprintf("%s: %v", what, err))
@@ -151,8 +174,8 @@ func (w *world) note(err error, allowed []error, format string, args ...any) {
 func (w *world) round(t *rapid.T) {
 	together := rapid.Bool().Draw(t, "together")
 	var ops []func()
-	for range rapid.IntRange(1, 8).Draw(t, "ops") {
-		if op := w.draw(t, w.machines[rapid.IntRange(0, len(w.machines)-1).Draw(t, "machine")]); op != nil {
+	for range 1 + pick(t, "ops", 8) {
+		if op := w.draw(t, w.machines[pick(t, "machine", len(w.machines))]); op != nil {
 			ops = append(ops, op)
 		}
 	}
@@ -236,10 +259,10 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		if n == 0 {
 			return nil
 		}
-		return w.runs[len(w.runs)-1-rapid.IntRange(0, n-1).Draw(t, "run")]
+		return w.runs[len(w.runs)-1-pick(t, "run", n)]
 	}
 	hold := func() *hand {
-		zombie := rapid.IntRange(0, 5).Draw(t, "zombie") == 0
+		zombie := pick(t, "zombie", 6) == 0
 		var free []*hand
 		for i := len(w.hands) - 1; i >= 0 && len(free) < 6; i-- {
 			if h := w.hands[i]; !h.busy && (zombie || !h.over) {
@@ -249,7 +272,7 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		if len(free) == 0 {
 			return nil
 		}
-		h := free[rapid.IntRange(0, len(free)-1).Draw(t, "hand")]
+		h := free[pick(t, "hand", len(free))]
 		h.busy = true
 		return h
 	}
@@ -265,27 +288,27 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		}
 		return nil
 	}
-	switch op := rapid.SampledFrom(drawnOps).Draw(t, "op"); op {
+	switch op := pickFrom(t, "op", drawnOps); op {
 	case "accept":
-		session := rapid.IntRange(0, 2).Draw(t, "session")
-		key := rapid.SampledFrom([]string{"", "", "a", "b"}).Draw(t, "key")
-		content := rapid.IntRange(0, 3).Draw(t, "content") / 3 // seldom another
-		hasty := rapid.IntRange(0, 5).Draw(t, "hasty") == 0
+		session := pick(t, "session", 3)
+		key := pickFrom(t, "key", []string{"", "", "a", "b"})
+		content := pick(t, "content", 4) / 3 // seldom another
+		hasty := pick(t, "hasty", 6) == 0
 		return func() { w.accept(m, session, key, content, hasty) }
 	case "claim":
-		h := w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(t, "host")]
-		skip := rapid.IntRange(0, 2).Draw(t, "skip")
+		h := w.hosts[pick(t, "host", len(w.hosts))]
+		skip := pick(t, "skip", 3)
 		return func() { w.claimJob(m, h, skip) }
 	case "spare":
-		h := w.hosts[rapid.IntRange(0, len(w.hosts)-1).Draw(t, "host")]
+		h := w.hosts[pick(t, "host", len(w.hosts))]
 		return about(func(k *known) { w.claim(m, h, k) })
 	case "step":
 		started := rapid.Bool().Draw(t, "started")
 		return by(func(h *hand) { w.step(m, h, started) })
 	case "park":
 		p := Park{
-			Kind: rapid.SampledFrom([]db.WaitKind{db.WaitKindChildren, db.WaitKindTimer, db.WaitKindRateLimit}).Draw(t, "kind"),
-			For:  rapid.SampledFrom([]time.Duration{0, time.Hour}).Draw(t, "for"), Failed: rapid.Bool().Draw(t, "failed"),
+			Kind: pickFrom(t, "kind", []db.WaitKind{db.WaitKindChildren, db.WaitKindTimer, db.WaitKindRateLimit}),
+			For:  pickFrom(t, "for", []time.Duration{0, time.Hour}), Failed: rapid.Bool().Draw(t, "failed"),
 		}
 		switch p.Kind {
 		case db.WaitKindChildren:
@@ -295,10 +318,10 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		}
 		return by(func(h *hand) { w.advance(m, h, "park", Advance{Park: &p}) })
 	case "release":
-		after := rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "after")
+		after := pickFrom(t, "after", []time.Duration{0, time.Millisecond})
 		return by(func(h *hand) { w.advance(m, h, "release", Advance{Release: &Release{After: after}}) })
 	case "finish":
-		failed := rapid.IntRange(0, 3).Draw(t, "failed") == 0
+		failed := pick(t, "failed", 4) == 0
 		return by(func(h *hand) { w.finish(m, h, failed) })
 	case "spawn":
 		return by(func(h *hand) { w.spawn(m, h) })
@@ -314,7 +337,7 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 			w.taken(k, func() (bool, error) { return m.runs.TimeOut(w.ctx, k.ref) }, "time out")
 		})
 	case "wake":
-		kind := rapid.SampledFrom([]db.WaitKind{db.WaitKindChildren, db.WaitKindTimer, db.WaitKindRateLimit}).Draw(t, "by")
+		kind := pickFrom(t, "by", []db.WaitKind{db.WaitKindChildren, db.WaitKindTimer, db.WaitKindRateLimit})
 		return about(func(k *known) {
 			asked := w.numbers.Add(1)
 			_, err := m.runs.Wake(w.ctx, k.ref, kind)
@@ -348,9 +371,9 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 			return about(func(k *known) { w.kill(m, k.root) })
 		}
 	case "die":
-		i := rapid.IntRange(0, len(w.hosts)-1).Draw(t, "host")
-		reapers := w.machines[:rapid.IntRange(1, len(w.machines)).Draw(t, "reapers")]
-		counts, solitary := rapid.Bool().Draw(t, "counts"), rapid.IntRange(0, 5).Draw(t, "solitary") == 0
+		i := pick(t, "host", len(w.hosts))
+		reapers := w.machines[:1+pick(t, "reapers", len(w.machines))]
+		counts, solitary := rapid.Bool().Draw(t, "counts"), pick(t, "solitary", 6) == 0
 		h := w.hosts[i]
 		w.hosts[i] = &host{id: m.worker()}
 		return func() { w.die(h, reapers, counts, solitary) }
@@ -914,3 +937,6 @@ func (w *world) checkKeys(t *rapid.T) {
 	}
 	clear(w.conflicts)
 }
+
+var stats = map[string]int{}
+var statsMu sync.Mutex
