@@ -401,11 +401,17 @@ func (q *Queries) RunHeldByDead(ctx context.Context, db DBTX, arg RunHeldByDeadP
 }
 
 const runHistory = `-- name: RunHistory :many
+WITH RECURSIVE old AS (
+    SELECT r.retry_of AS id FROM run r WHERE r.id = $3 AND r.retry_of IS NOT NULL
+    UNION ALL
+    SELECT r.retry_of FROM old JOIN run r ON r.id = old.id WHERE r.retry_of IS NOT NULL
+)
 SELECT e.seq, e.type, e.run_id, e.content
 FROM event e
 WHERE e.session_id = $1 AND e.seq > $2 AND e.run_id <> $3
   AND e.type IN ('agent.request', 'agent.response', 'agent.clarify', 'tool.request', 'tool.response')
   AND NOT (e.type = 'agent.request' AND e.seq > $4)
+  AND e.run_id NOT IN (SELECT old.id FROM old)
 ORDER BY e.seq
 `
 
@@ -424,7 +430,8 @@ type RunHistoryRow struct {
 }
 
 // The stored conversation before a turn: what earlier turns of the lane asked,
-// answered and did. Requests that wait behind the turn are not part of it.
+// answered and did. Requests that wait behind the turn are not part of it, nor
+// are the runs it was released from: it has their steps itself.
 func (q *Queries) RunHistory(ctx context.Context, db DBTX, arg RunHistoryParams) ([]RunHistoryRow, error) {
 	rows, err := db.Query(ctx, runHistory,
 		arg.SessionID,

@@ -37,15 +37,11 @@ func TestAnyOrder(t *testing.T) {
 	for _, m := range machines {
 		m.runs.committer.afterLoad, m.runs.committer.afterCommit = faults.strike, faults.strike
 	}
-	defer func() {
-		for k, v := range stats {
-			fmt.Println("STAT", v, k)
-		}
-	}()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(machines)
 		faults.every.Store(pickFrom(t, "fault every", []int64{0, 0, 0, 7}))
-		for range 2 + pick(t, "rounds", 8) {
+		w.begin()
+		for range 3 + pick(t, "rounds", 7) {
 			w.round(t)
 		}
 		faults.every.Store(0)
@@ -146,6 +142,22 @@ func newWorld(machines []*fixture) *world {
 	return w
 }
 
+// begin has turns at work, so that there is something to disturb.
+func (w *world) begin() {
+	var ops []func()
+	for i := range 3 {
+		m := w.machines[i%len(w.machines)]
+		ops = append(ops, func() {
+			w.accept(m, i, "", 0, false)
+			w.claimJob(m, w.hosts[i], 0)
+		})
+	}
+	w.atOnce(false, ops)
+	for _, h := range w.hands {
+		h.busy = false
+	}
+}
+
 // failf notes a broken promise: rapid's T is not for goroutines.
 func (w *world) failf(format string, args ...any) {
 	w.mu.Lock()
@@ -157,9 +169,6 @@ func (w *world) failf(format string, args ...any) {
 // than those allowed.
 func (w *world) note(err error, allowed []error, format string, args ...any) {
 	what := fmt.Sprintf(format, args...)
-	statsMu.Lock()
-	stats[strings.Split(format, " ")[0]+fmt.Sprint(" ", strings.Split(what, " ")[0], err)]++
-	statsMu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.trace = append(w.trace, fmt.Sprintf("%s: %v", what, err))
@@ -174,10 +183,14 @@ func (w *world) note(err error, allowed []error, format string, args ...any) {
 func (w *world) round(t *rapid.T) {
 	together := rapid.Bool().Draw(t, "together")
 	var ops []func()
-	for range 1 + pick(t, "ops", 8) {
-		if op := w.draw(t, w.machines[pick(t, "machine", len(w.machines))]); op != nil {
-			ops = append(ops, op)
+	for range 2 + pick(t, "ops", 7) {
+		m := w.machines[pick(t, "machine", len(w.machines))]
+		op := w.draw(t, m)
+		if op == nil { // nobody is at work
+			h := w.hosts[pick(t, "host", len(w.hosts))]
+			op = func() { w.claimJob(m, h, 0) }
 		}
+		ops = append(ops, op)
 	}
 	w.note(nil, nil, "--- together %v", together)
 	w.atOnce(together, ops)
@@ -249,8 +262,8 @@ func (o *gateOp) needs(*needs) {
 
 func (o *gateOp) apply(*unit) error { return nil }
 
-var drawnOps = strings.Fields(`accept accept accept accept claim claim claim claim claim step step step park park park wake expire
-	cancel kill spawn spawn spawn finish finish finish release die renudge spare usage timeout promote giveback`)
+var drawnOps = strings.Fields(`accept accept accept claim claim claim claim claim claim step step step park park park wake expire
+	cancel cancel kill spawn spawn spawn spawn finish finish finish finish release die renudge spare usage timeout promote giveback`)
 
 // draw picks a change and what it concerns; nil when there is nothing for it.
 func (w *world) draw(t *rapid.T, m *fixture) func() {
@@ -724,9 +737,11 @@ func (w *world) die(h *host, reapers []*fixture, counts, solitary bool) {
 func (w *world) drain(t *rapid.T) {
 	w.note(nil, nil, "--- drain")
 	m := w.machines[0]
+	var deaths []func()
 	for _, h := range w.hosts {
-		w.die(h, w.machines[:1], false, false)
+		deaths = append(deaths, func() { w.die(h, w.machines[:1], false, false) })
 	}
+	w.atOnce(false, deaths)
 	healthy := &host{id: m.worker()}
 	for {
 		rows, err := m.pool.Query(w.ctx, `
@@ -749,9 +764,13 @@ func (w *world) drain(t *rapid.T) {
 				if h == nil {
 					return
 				}
-				for w.advance(m, h, "park", Advance{Park: &Park{Kind: db.WaitKindChildren, For: time.Hour}}) != nil && !h.over {
-					w.finish(m, h, false)
+				parent := slices.ContainsFunc(w.runs, func(k *known) bool { return k.final == "" && orZero(k.ref.Parent) == id })
+				for range 2 { // the first may not have seen a wake-up
+					if parent && w.advance(m, h, "park", Advance{Park: &Park{Kind: db.WaitKindChildren, For: time.Hour}}) == nil {
+						return
+					}
 				}
+				w.finish(m, h, false)
 			})
 		}
 		for _, id := range asleep {
@@ -937,6 +956,3 @@ func (w *world) checkKeys(t *rapid.T) {
 	}
 	clear(w.conflicts)
 }
-
-var stats = map[string]int{}
-var statsMu sync.Mutex

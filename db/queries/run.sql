@@ -14,12 +14,19 @@ SELECT state, end_reason, result, error, waits_for FROM run WHERE tenant_id = @t
 
 -- name: RunHistory :many
 -- The stored conversation before a turn: what earlier turns of the lane asked,
--- answered and did. Requests that wait behind the turn are not part of it.
+-- answered and did. Requests that wait behind the turn are not part of it, nor
+-- are the runs it was released from: it has their steps itself.
+WITH RECURSIVE old AS (
+    SELECT r.retry_of AS id FROM run r WHERE r.id = @run_id AND r.retry_of IS NOT NULL
+    UNION ALL
+    SELECT r.retry_of FROM old JOIN run r ON r.id = old.id WHERE r.retry_of IS NOT NULL
+)
 SELECT e.seq, e.type, e.run_id, e.content
 FROM event e
 WHERE e.session_id = @session_id AND e.seq > @from_seq AND e.run_id <> @run_id
   AND e.type IN ('agent.request', 'agent.response', 'agent.clarify', 'tool.request', 'tool.response')
   AND NOT (e.type = 'agent.request' AND e.seq > @request_seq)
+  AND e.run_id NOT IN (SELECT old.id FROM old)
 ORDER BY e.seq;
 
 -- name: RunHeldBy :many
