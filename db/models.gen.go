@@ -374,7 +374,6 @@ type Run struct {
 	AdmittedAt        *time.Time
 	NudgedAt          *time.Time
 	Nudges            int32
-	NotBefore         *time.Time
 	CancelRequestedAt *time.Time
 	KilledAt          *time.Time
 	EvictedAt         *time.Time

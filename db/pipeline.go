@@ -132,7 +132,7 @@ func (p *Pipeline) UnitRunInsert(a UnitRunInsertParams) {
 // UnitRunUpdate queues the query of that name.
 func (p *Pipeline) UnitRunUpdate(a UnitRunUpdateParams) {
 	p.batch.Queue(unitRunUpdate, a.Ids, a.States, a.WorkerIds, a.Epochs, a.Queues, a.WakeSeqs, a.Steps, a.ModelCalls, a.CallAttempts, a.CallLimited,
-		a.Losses, a.OpenChildren, a.TimeLeftMs, a.Nudges, a.DeadlineAts, a.AdmittedAts, a.NudgedAts, a.NotBefores,
+		a.Losses, a.OpenChildren, a.TimeLeftMs, a.Nudges, a.DeadlineAts, a.AdmittedAts, a.NudgedAts,
 		a.CancelRequestedAts, a.KilledAts, a.StartedAts, a.FinishedAts, a.WaitsFor, a.EndReasons, a.Results, a.Errors)
 }
 

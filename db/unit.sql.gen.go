@@ -472,7 +472,7 @@ func (q *Queries) UnitRunIs(ctx context.Context, db DBTX, arg UnitRunIsParams) (
 const unitRunLock = `-- name: UnitRunLock :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges, r.not_before,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY ($1::uuid[])
@@ -510,7 +510,6 @@ type UnitRunLockRow struct {
 	AdmittedAt        *time.Time
 	NudgedAt          *time.Time
 	Nudges            int32
-	NotBefore         *time.Time
 	CancelRequestedAt *time.Time
 	KilledAt          *time.Time
 	EvictedAt         *time.Time
@@ -559,7 +558,6 @@ func (q *Queries) UnitRunLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]
 			&i.AdmittedAt,
 			&i.NudgedAt,
 			&i.Nudges,
-			&i.NotBefore,
 			&i.CancelRequestedAt,
 			&i.KilledAt,
 			&i.EvictedAt,
@@ -581,7 +579,7 @@ func (q *Queries) UnitRunLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]
 const unitRunLockWait = `-- name: UnitRunLockWait :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges, r.not_before,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY ($1::uuid[])
@@ -619,7 +617,6 @@ type UnitRunLockWaitRow struct {
 	AdmittedAt        *time.Time
 	NudgedAt          *time.Time
 	Nudges            int32
-	NotBefore         *time.Time
 	CancelRequestedAt *time.Time
 	KilledAt          *time.Time
 	EvictedAt         *time.Time
@@ -668,7 +665,6 @@ func (q *Queries) UnitRunLockWait(ctx context.Context, db DBTX, ids []uuid.UUID)
 			&i.AdmittedAt,
 			&i.NudgedAt,
 			&i.Nudges,
-			&i.NotBefore,
 			&i.CancelRequestedAt,
 			&i.KilledAt,
 			&i.EvictedAt,
@@ -695,7 +691,6 @@ SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0
     deadline_at = nullif(u.deadline_at, 'epoch'::timestamptz),
     admitted_at = nullif(u.admitted_at, 'epoch'::timestamptz),
     nudged_at = nullif(u.nudged_at, 'epoch'::timestamptz),
-    not_before = nullif(u.not_before, 'epoch'::timestamptz),
     cancel_requested_at = nullif(u.cancel_requested_at, 'epoch'::timestamptz),
     killed_at = nullif(u.killed_at, 'epoch'::timestamptz),
     started_at = nullif(u.started_at, 'epoch'::timestamptz),
@@ -709,10 +704,10 @@ FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS state, unnest($3::u
              unnest($12::int[]) AS open_children, unnest($13::bigint[]) AS time_left_ms,
              unnest($14::int[]) AS nudges,
              unnest($15::timestamptz[]) AS deadline_at, unnest($16::timestamptz[]) AS admitted_at,
-             unnest($17::timestamptz[]) AS nudged_at, unnest($18::timestamptz[]) AS not_before,
-             unnest($19::timestamptz[]) AS cancel_requested_at, unnest($20::timestamptz[]) AS killed_at,
-             unnest($21::timestamptz[]) AS started_at, unnest($22::timestamptz[]) AS finished_at,
-             unnest($23::text[]) AS waits_for, unnest($24::text[]) AS end_reason, unnest($25::text[]) AS result, unnest($26::text[]) AS error) u
+             unnest($17::timestamptz[]) AS nudged_at,
+             unnest($18::timestamptz[]) AS cancel_requested_at, unnest($19::timestamptz[]) AS killed_at,
+             unnest($20::timestamptz[]) AS started_at, unnest($21::timestamptz[]) AS finished_at,
+             unnest($22::text[]) AS waits_for, unnest($23::text[]) AS end_reason, unnest($24::text[]) AS result, unnest($25::text[]) AS error) u
 WHERE r.id = u.id
 `
 
@@ -734,7 +729,6 @@ type UnitRunUpdateParams struct {
 	DeadlineAts        []time.Time
 	AdmittedAts        []time.Time
 	NudgedAts          []time.Time
-	NotBefores         []time.Time
 	CancelRequestedAts []time.Time
 	KilledAts          []time.Time
 	StartedAts         []time.Time
@@ -764,7 +758,6 @@ func (q *Queries) UnitRunUpdate(ctx context.Context, db DBTX, arg UnitRunUpdateP
 		arg.DeadlineAts,
 		arg.AdmittedAts,
 		arg.NudgedAts,
-		arg.NotBefores,
 		arg.CancelRequestedAts,
 		arg.KilledAts,
 		arg.StartedAts,

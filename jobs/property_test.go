@@ -401,7 +401,7 @@ func (w *world) accept(m *fixture, session int, key string, content int, hasty b
 	p := AcceptParams{
 		TenantID: w.tenant, Session: m.session(name), Input: json.RawMessage(`{"text":"hi"}`), Key: key, KeyScope: "accept",
 		Terms: func(context.Context, string) (Terms, error) {
-			t := Terms{Agent: "default", Version: 1, TurnTimeout: time.Minute, QueueCap: 3}
+			t := Terms{Agent: "default", Version: 1, TurnTimeout: time.Minute, QueueCap: 2}
 			if hasty {
 				t.TurnTimeout = 0
 			}

@@ -72,9 +72,6 @@ func (r *Runs) Close() {
 	r.committer.close()
 }
 
-// Queries reads what the state machine writes.
-func (r *Runs) Queries() (*db.Queries, *pgxpool.Pool) { return r.queries, r.pool }
-
 // Bus tells of changes.
 func (r *Runs) Bus() *bus.Bus { return r.bus }
 

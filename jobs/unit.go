@@ -508,7 +508,6 @@ func (r *runRow) appendTo(p *db.UnitRunUpdateParams) {
 	p.DeadlineAts = append(p.DeadlineAts, orEpoch(r.DeadlineAt))
 	p.AdmittedAts = append(p.AdmittedAts, orEpoch(r.AdmittedAt))
 	p.NudgedAts = append(p.NudgedAts, orEpoch(r.NudgedAt))
-	p.NotBefores = append(p.NotBefores, orEpoch(r.NotBefore))
 	p.CancelRequestedAts = append(p.CancelRequestedAts, orEpoch(r.CancelRequestedAt))
 	p.KilledAts = append(p.KilledAts, orEpoch(r.KilledAt))
 	p.StartedAts = append(p.StartedAts, orEpoch(r.StartedAt))

@@ -161,7 +161,6 @@ CREATE TABLE run (
     admitted_at         timestamptz,
     nudged_at           timestamptz,
     nudges              int         NOT NULL DEFAULT 0, -- repeats by the sweeper
-    not_before          timestamptz, -- backoff of a release
     cancel_requested_at timestamptz,
     killed_at           timestamptz, -- on a root: its whole tree is dead
     evicted_at          timestamptz,

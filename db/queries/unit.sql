@@ -57,7 +57,7 @@ FOR NO KEY UPDATE;
 -- name: UnitRunLock :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges, r.not_before,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY (@ids::uuid[])
@@ -67,7 +67,7 @@ FOR NO KEY UPDATE SKIP LOCKED;
 -- name: UnitRunLockWait :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges, r.not_before,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY (@ids::uuid[])
@@ -126,7 +126,6 @@ SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0
     deadline_at = nullif(u.deadline_at, 'epoch'::timestamptz),
     admitted_at = nullif(u.admitted_at, 'epoch'::timestamptz),
     nudged_at = nullif(u.nudged_at, 'epoch'::timestamptz),
-    not_before = nullif(u.not_before, 'epoch'::timestamptz),
     cancel_requested_at = nullif(u.cancel_requested_at, 'epoch'::timestamptz),
     killed_at = nullif(u.killed_at, 'epoch'::timestamptz),
     started_at = nullif(u.started_at, 'epoch'::timestamptz),
@@ -140,7 +139,7 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@states::text[]) AS state, unnes
              unnest(@open_children::int[]) AS open_children, unnest(@time_left_ms::bigint[]) AS time_left_ms,
              unnest(@nudges::int[]) AS nudges,
              unnest(@deadline_ats::timestamptz[]) AS deadline_at, unnest(@admitted_ats::timestamptz[]) AS admitted_at,
-             unnest(@nudged_ats::timestamptz[]) AS nudged_at, unnest(@not_befores::timestamptz[]) AS not_before,
+             unnest(@nudged_ats::timestamptz[]) AS nudged_at,
              unnest(@cancel_requested_ats::timestamptz[]) AS cancel_requested_at, unnest(@killed_ats::timestamptz[]) AS killed_at,
              unnest(@started_ats::timestamptz[]) AS started_at, unnest(@finished_ats::timestamptz[]) AS finished_at,
              unnest(@waits_for::text[]) AS waits_for, unnest(@end_reasons::text[]) AS end_reason, unnest(@results::text[]) AS result, unnest(@errors::text[]) AS error) u
