@@ -34,7 +34,8 @@ generate:
 	@sh .ci/generated.sh
 
 lint:
-	@CGO_ENABLED=0 $(GO) run $(LINT) run
+	@GOBIN=$(CURDIR)/bin CGO_ENABLED=0 $(GO) install $(LINT)
+	@bin/golangci-lint run
 
 ## bench: ours against raw River and peers, interleaved, as ratios
 bench: postgres build
