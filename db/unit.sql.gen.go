@@ -1066,6 +1066,29 @@ func (q *Queries) UnitStepInsert(ctx context.Context, db DBTX, arg UnitStepInser
 	return err
 }
 
+const unitStepIs = `-- name: UnitStepIs :one
+SELECT EXISTS (SELECT FROM step WHERE run_id = $1 AND seq = $2 AND status = ($3::text)::step_status AND epoch = $4)
+`
+
+type UnitStepIsParams struct {
+	RunID  uuid.UUID
+	Seq    int32
+	Status string
+	Epoch  int32
+}
+
+func (q *Queries) UnitStepIs(ctx context.Context, db DBTX, arg UnitStepIsParams) (bool, error) {
+	row := db.QueryRow(ctx, unitStepIs,
+		arg.RunID,
+		arg.Seq,
+		arg.Status,
+		arg.Epoch,
+	)
+	var exists bool
+	err := row.Scan(&exists)
+	return exists, err
+}
+
 const unitStepUpdate = `-- name: UnitStepUpdate :exec
 UPDATE step s
 SET status = u.status::step_status, output = nullif(u.output, '')::json, attempt = u.attempt, epoch = u.epoch,

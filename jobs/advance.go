@@ -204,8 +204,14 @@ func (u *unit) step(r *runRow, st *Step, before bool) {
 		p.Statuses[i], p.Outputs[i], p.Attempts[i], p.DurationsMs[i] = string(st.Status), string(st.Output), st.Attempt, st.DurationMS
 		return
 	}
+	if i, ok := u.putEnds[key]; ok { // started again and done
+		p := &u.put.ends
+		p.Statuses[i], p.Outputs[i], p.Attempts[i] = string(st.Status), string(st.Output), st.Attempt
+		return
+	}
 	if before {
 		p := &u.put.ends
+		u.putEnds[key] = len(p.RunIds)
 		p.RunIds, p.Seqs, p.Statuses = append(p.RunIds, r.ID), append(p.Seqs, st.Seq), append(p.Statuses, string(st.Status))
 		p.Attempts, p.Outputs, p.Epochs = append(p.Attempts, st.Attempt), append(p.Outputs, string(st.Output)), append(p.Epochs, r.Epoch)
 		return

@@ -420,6 +420,12 @@ func (u *unit) evidence(ctx context.Context, q *db.Queries, pool *pgxpool.Pool) 
 	if e := u.put.events; len(e.Seqs) > 0 {
 		return q.UnitEventExists(ctx, pool, db.UnitEventExistsParams{SessionID: e.SessionIds[0], Seq: e.Seqs[0], RunID: e.RunIds[0], Type: e.Types[0]})
 	}
+	if s := u.put.steps; len(s.Seqs) > 0 {
+		return q.UnitStepIs(ctx, pool, db.UnitStepIsParams{RunID: s.RunIds[0], Seq: s.Seqs[0], Status: s.Statuses[0], Epoch: s.Epochs[0]})
+	}
+	if s := u.put.ends; len(s.Seqs) > 0 {
+		return q.UnitStepIs(ctx, pool, db.UnitStepIsParams{RunID: s.RunIds[0], Seq: s.Seqs[0], Status: s.Statuses[0], Epoch: s.Epochs[0]})
+	}
 	for _, r := range u.runs {
 		if r.dirty {
 			return q.UnitRunIs(ctx, pool, db.UnitRunIsParams{ID: r.ID, Epoch: r.Epoch, WakeSeq: r.WakeSeq, State: string(r.State), Steps: r.Steps})

@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -116,7 +117,7 @@ func (o Outcome) Ended() bool { return isFinal(o.State) }
 // Outcome reads a run as it stands.
 func (r *Runs) Outcome(ctx context.Context, tenant string, id uuid.UUID) (Outcome, error) {
 	row, err := r.queries.RunOutcome(ctx, r.pool, db.RunOutcomeParams{TenantID: tenant, ID: id})
-	if err == pgx.ErrNoRows {
+	if errors.Is(err, pgx.ErrNoRows) {
 		return Outcome{}, &NotFoundError{"run", id.String()}
 	} else if err != nil {
 		return Outcome{}, err

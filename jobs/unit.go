@@ -81,6 +81,7 @@ type unit struct {
 
 	put      puts
 	putSteps map[stepKey]int   // where in put.steps
+	putEnds  map[stepKey]int   // where in put.ends
 	putFacts map[[5]string]int // where in put.facts
 	changes  changes
 }
@@ -140,6 +141,7 @@ func newUnit() *unit {
 		runs:     map[uuid.UUID]*runRow{},
 		sessions: map[uuid.UUID]*sessionRow{},
 		putSteps: map[stepKey]int{},
+		putEnds:  map[stepKey]int{},
 		putFacts: map[[5]string]int{},
 	}
 }

@@ -253,6 +253,9 @@ SELECT coalesce(pg_xact_status((@xid::text)::xid8), 'unknown')::text AS status,
 -- name: UnitEventExists :one
 SELECT EXISTS (SELECT FROM event WHERE session_id = @session_id AND seq = @seq AND run_id = @run_id AND type = (@type::text)::event_type);
 
+-- name: UnitStepIs :one
+SELECT EXISTS (SELECT FROM step WHERE run_id = @run_id AND seq = @seq AND status = (@status::text)::step_status AND epoch = @epoch);
+
 -- name: UnitRunIs :one
 SELECT EXISTS (SELECT FROM run WHERE id = @id AND epoch = @epoch AND wake_seq = @wake_seq AND state = (@state::text)::run_state AND steps = @steps);
 
