@@ -27,6 +27,7 @@ const (
 	heldWait     = 250 * time.Millisecond // for held rows, at a time
 	treeWait     = 2 * time.Second        // for held rows, by what ends a tree
 	retryPause   = 25 * time.Millisecond  // after a failed transaction
+	settleGrace  = 2 * time.Second        // for an outcome, after its caller's context ended
 	settlePause  = 50 * time.Millisecond  // between questions after a lost commit
 	unitTimeout  = 20 * time.Second
 	giveUpAfter  = 10 * time.Second // of database failures, for a caller without a deadline
@@ -105,8 +106,13 @@ func (c *committer) close() {
 }
 
 // do hands o over and waits for its commit. Once a unit has o, do waits for its
-// outcome whatever ctx says: a change is never left in doubt.
+// outcome also beyond the end of ctx, but not for long: a database that is away
+// may keep it for as long as it stays away. Then the answer is
+// ErrUnknownOutcome; the writer goes on to settle the change.
 func (c *committer) do(ctx context.Context, o op) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	it := &item{op: o, ctx: ctx, since: time.Now(), result: make(chan error, 1)}
 	lane := o.lane()
 	writer := c.writers[maphash.Bytes(c.seed, lane[:])%uint64(len(c.writers))]
@@ -122,17 +128,28 @@ func (c *committer) do(ctx context.Context, o op) error {
 	case <-c.done:
 		return ErrClosed
 	}
-	select {
-	case err := <-it.result:
-		return err
-	case <-c.ended:
-		// The writers drain their channels before they end; what came too late
-		// for that is still in one.
+	gone := ctx.Done()
+	var patience <-chan time.Time
+	for {
 		select {
 		case err := <-it.result:
 			return err
-		default:
-			return ErrClosed
+		case <-gone:
+			gone = nil
+			t := time.NewTimer(settleGrace)
+			defer t.Stop()
+			patience = t.C
+		case <-patience:
+			return fmt.Errorf("%w: %w", ErrUnknownOutcome, context.Cause(ctx))
+		case <-c.ended:
+			// The writers drain their channels before they end; what came too late
+			// for that is still in one.
+			select {
+			case err := <-it.result:
+				return err
+			default:
+				return ErrClosed
+			}
 		}
 	}
 }

@@ -24,6 +24,9 @@ var (
 	// ErrWorkerGone answers a claim by a worker that was declared dead or is
 	// draining.
 	ErrWorkerGone = errors.New("worker may not claim")
+	// ErrUnknownOutcome answers a caller who could not wait until the outcome of
+	// a commit was known. It may have happened.
+	ErrUnknownOutcome = errors.New("outcome of a commit is unknown")
 	// ErrClosed answers whatever is handed to a committer that has stopped.
 	ErrClosed = errors.New("committer is closed")
 

@@ -833,6 +833,9 @@ var violations = []struct{ promise, sql string }{
 	{"open_children counts the children that have not ended", `
 		SELECT r.id FROM r WHERE r.state < 'completed' AND r.open_children <> (SELECT count(*) FROM r c WHERE c.parent_run_id = r.id AND c.state < 'completed')`},
 	{"a run that waits for children has some", `SELECT r.id FROM r WHERE r.waits_for = 'children' AND r.open_children = 0`},
+	{"a run's counts may be behind its steps, never ahead", `
+		SELECT r.id FROM r WHERE r.steps > (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done')
+		OR r.model_calls > (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model')`},
 	{"a killed tree has ended", `SELECT r.id FROM r JOIN r root ON root.id = r.root_run_id WHERE root.killed_at IS NOT NULL AND r.state < 'completed'`},
 	{"a run is held by a worker that is not dead", `SELECT r.id FROM r JOIN worker w ON w.id = r.worker_id WHERE w.state = 'dead'`},
 	{"a sub-agent's run does not outlive the cancel of its parent", `

@@ -69,6 +69,24 @@ type sight struct {
 	heartbeat time.Time // when the lock was first seen free
 }
 
+// elect tries to take a duty's lock. A holder whose connection has been silent
+// for as long as limit is a process that hangs (stopped, frozen, cut off): its
+// backend is ended, and the lock is free at the next try. look says whether to
+// look for that now.
+func elect(ctx context.Context, conn *pgx.Conn, key int64, limit time.Duration, look bool) (leads bool, err error) {
+	err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1)`, key).Scan(&leads)
+	if err != nil || leads || !look {
+		return leads, err
+	}
+	_, err = conn.Exec(ctx, `SELECT pg_terminate_backend(a.pid)
+		FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+		WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+		  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		  AND (l.classid::bigint << 32) | l.objid::bigint = $1
+		  AND a.state_change < clock_timestamp() - $2::bigint * interval '1 millisecond'`, key, limit.Milliseconds())
+	return false, err
+}
+
 func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 	conn, err := pgx.ConnectConfig(ctx, r.direct)
 	if err != nil {
@@ -82,6 +100,7 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 		_ = conn.Close(closing)
 	}()
 	leads := false
+	var looked time.Time // for a leader that hangs
 	seen := map[uuid.UUID]*sight{}
 	busy := map[uuid.UUID]bool{}
 	done := make(chan uuid.UUID, 64)
@@ -97,7 +116,11 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 		}
 		asking, cancel := context.WithTimeout(ctx, r.lease)
 		if !leads {
-			err = conn.QueryRow(asking, `SELECT pg_try_advisory_lock($1)`, reaperKey).Scan(&leads)
+			look := time.Since(looked) > standBy
+			if look {
+				looked = time.Now()
+			}
+			leads, err = elect(asking, conn, reaperKey, r.lease, look)
 		}
 		var rows []db.WorkerLocksRow
 		if err == nil { // standbys look too: what they saw held counts when they lead

@@ -206,6 +206,22 @@ func TestReaper(t *testing.T) {
 		f.looks(10)
 		require.Equal(t, "live", f.workerState(w.id))
 	})
+	t.Run("RC-146ALeaderThatHangsLosesItsDuty", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		hung, err := pgx.ConnectConfig(f.ctx, f.pool.Config().ConnConfig) // as a stopped process leaves it: open and silent
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = hung.Close(context.Background()) })
+		for _, key := range []int64{reaperKey, sweeperKey} {
+			_, err = hung.Exec(f.ctx, `SELECT pg_advisory_lock($1)`, key)
+			require.NoError(t, err)
+		}
+		w := f.body(100*time.Millisecond, false)
+		run := f.claimed(w.id)
+		f.start(reaper(f).Run)
+		f.eventually("reaped", func() bool { return f.workerState(w.id) == "reaped" })
+		require.Equal(t, db.RunStateQueued, f.row(run.ID).State)
+	})
 	t.Run("ADeathWhileDrainingIsNoLossOfTheRuns", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

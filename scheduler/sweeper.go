@@ -26,6 +26,7 @@ const (
 	sweepRows   = 500
 	standBy     = time.Second // between tries for the sweeper's lock
 	sweepWithin = 20 * time.Second
+	hangLimit   = 5 * time.Second // without a ping of the one who leads
 )
 
 // The kinds of repair the sweeper counts. Without faults all stay 0.
@@ -86,7 +87,7 @@ func (s *Sweeper) session(ctx context.Context) error {
 		_ = conn.Close(closing)
 	}()
 	for leads := false; !leads; {
-		if err := conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1)`, sweeperKey).Scan(&leads); err != nil {
+		if leads, err = elect(ctx, conn, sweeperKey, hangLimit, true); err != nil {
 			return err
 		}
 		if !leads && !pause(ctx, standBy) {
@@ -102,19 +103,33 @@ func (s *Sweeper) session(ctx context.Context) error {
 		defer wg.Done()
 		s.keepTime(leading)
 	}()
-	purged := time.Time{}
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		s.keepRows(leading)
+	}()
 	for {
 		if err := conn.Ping(ctx); err != nil { // the lock went with the connection
 			stop(err)
 			return err
 		}
+		if !pause(ctx, sweepEvery) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// keepRows repairs and purges, again and again.
+func (s *Sweeper) keepRows(ctx context.Context) {
+	var purged time.Time
+	for {
 		s.sweep(ctx)
 		if time.Since(purged) > purgeEvery {
 			s.purge(ctx)
 			purged = time.Now()
 		}
 		if !pause(ctx, sweepEvery) {
-			return context.Cause(ctx)
+			return
 		}
 	}
 }

@@ -179,10 +179,10 @@ func (m *member) holdLock(ready chan<- struct{}) {
 		}
 		if m.locked.Swap(false) { // once for each loss, not for each try
 			m.log.Warn("lock connection", "error", err)
-		}
-		select {
-		case m.renew <- struct{}{}:
-		default:
+			select {
+			case m.renew <- struct{}{}:
+			default:
+			}
 		}
 		select {
 		case <-time.After(relock):
