@@ -73,7 +73,7 @@ type Gate struct {
 // wake-up or waited for no child, or an answer came after a cancel. run.WakeSeq
 // follows the database.
 func (r *Runs) Advance(ctx context.Context, run *Run, a Advance) (Gate, error) {
-	o := &advanceOp{run: run, a: a}
+	o := &advanceOp{run: run.copy(), a: a}
 	for i := range a.Steps {
 		a.Steps[i].Output = r.masker.Bytes(a.Steps[i].Output)
 	}
@@ -96,9 +96,10 @@ func (r *Runs) Advance(ctx context.Context, run *Run, a Advance) (Gate, error) {
 		}
 		run.ModelCalls += a.ModelCalls
 	}
-	if err == nil || errors.Is(err, ErrLookAgain) {
-		run.WakeSeq = o.wakeSeq
+	if err != nil && !errors.Is(err, ErrLookAgain) {
+		return Gate{}, err // o may still be in work
 	}
+	run.WakeSeq = o.wakeSeq
 	return o.gate, err
 }
 

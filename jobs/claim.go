@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"time"
 
 	"github.com/google/uuid"
@@ -63,6 +64,14 @@ func (r *Runs) Claim(ctx context.Context, worker, id uuid.UUID) (*Run, error) {
 		return nil, err
 	}
 	return o.out, nil
+}
+
+// copy is what an op keeps of r: its caller may give up waiting for it, and go
+// on.
+func (r *Run) copy() *Run {
+	c := *r
+	c.started = maps.Clone(r.started)
+	return &c
 }
 
 // note keeps what is stored of a step.

@@ -278,7 +278,7 @@ func (c *committer) attempt(items []*item, wait time.Duration) (again []*item) {
 			}
 		}
 		return c.patient(again, errRowHeld)
-	case errors.Is(err, errUnknown):
+	case errors.Is(err, ErrUnknownOutcome):
 		for _, it := range items {
 			it.result <- err
 		}
@@ -342,7 +342,7 @@ func (c *committer) patient(items []*item, err error) []*item {
 }
 
 // unit is one transaction. The errors of single ops come back by index; err
-// means that nothing is committed, unless it is errUnknown.
+// means that nothing is committed, unless it is ErrUnknownOutcome.
 func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []error, err error) {
 	// A unit that began is not given up by its callers; a server that does not
 	// answer ends it.
@@ -426,7 +426,7 @@ func (c *committer) settle(ctx context.Context, u *unit, cause error) error {
 		}
 		select {
 		case <-c.done:
-			return fmt.Errorf("%w: %w", errUnknown, cause)
+			return fmt.Errorf("%w: %w", ErrUnknownOutcome, cause)
 		case <-time.After(settlePause):
 		}
 	}
@@ -541,7 +541,7 @@ func isRetryable(err error) bool {
 	}
 	var bug *panicError
 	var missing *NotFoundError
-	answered := errors.Is(err, pgx.ErrNoRows) || errors.As(err, &missing) || errors.Is(err, errUnknown) || errors.As(err, &bug)
+	answered := errors.Is(err, pgx.ErrNoRows) || errors.As(err, &missing) || errors.Is(err, ErrUnknownOutcome) || errors.As(err, &bug)
 	return !answered // no answer of the server at all
 }
 

@@ -24,8 +24,8 @@ var (
 	// ErrWorkerGone answers a claim by a worker that was declared dead or is
 	// draining.
 	ErrWorkerGone = errors.New("worker may not claim")
-	// ErrUnknownOutcome answers a caller who could not wait until the outcome of
-	// a commit was known. It may have happened.
+	// ErrUnknownOutcome answers a caller who, or whose committer, could not wait
+	// until the outcome of a commit was known. It may have happened, or may yet.
 	ErrUnknownOutcome = errors.New("outcome of a commit is unknown")
 	// ErrClosed answers whatever is handed to a committer that has stopped.
 	ErrClosed = errors.New("committer is closed")
@@ -33,7 +33,6 @@ var (
 	errRequeue       = errors.New("op goes into the next unit") // one unit changes one thing once
 	errRowHeld       = errors.New("row is held by another transaction")
 	errSessionExists = errors.New("session exists already")
-	errUnknown       = errors.New("outcome of a commit is unknown") // the committer closed before it could ask
 )
 
 // BusyError refuses a turn because its session's queue is full.

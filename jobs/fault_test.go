@@ -396,7 +396,7 @@ func TestLostAnswers(t *testing.T) {
 		require.Eventually(t, w.isDown, limit, time.Millisecond)
 		f.runs.committer.close()
 		err := <-answer
-		require.ErrorIs(t, err, errUnknown)
+		require.ErrorIs(t, err, ErrUnknownOutcome)
 		require.NotErrorAs(t, err, new(*UnavailableError))
 		f.runs.committer = newCommitter(f.hot, f.runs.insert, f.runs.publish, f.runs.log, 1) // for the fixture to close
 	})

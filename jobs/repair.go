@@ -18,8 +18,10 @@ const MaxLosses = 3
 // unless the worker was draining or fenced itself.
 func (r *Runs) Reap(ctx context.Context, h Ref, worker uuid.UUID, counts, solitary bool) (bool, error) {
 	o := &reapOp{Ref: h, worker: worker, counts: counts, solitary: solitary}
-	err := r.committer.do(ctx, o)
-	return o.done, err
+	if err := r.committer.do(ctx, o); err != nil {
+		return false, err // o may still be in work
+	}
+	return o.done, nil
 }
 
 type reapOp struct {
@@ -85,8 +87,10 @@ func (r *Runs) GiveBack(ctx context.Context, id, worker uuid.UUID) (bool, error)
 // Renudge gives an admitted run another job: the one it had is lost.
 func (r *Runs) Renudge(ctx context.Context, h Ref) (bool, error) {
 	o := &renudgeOp{Ref: h}
-	err := r.committer.do(ctx, o)
-	return o.done, err
+	if err := r.committer.do(ctx, o); err != nil {
+		return false, err // o may still be in work
+	}
+	return o.done, nil
 }
 
 type renudgeOp struct {
@@ -115,8 +119,10 @@ func (o *renudgeOp) apply(u *unit) error {
 // if it waited for that; if it is about to, its park fails.
 func (r *Runs) Wake(ctx context.Context, h Ref, by db.WaitKind) (bool, error) {
 	o := &wakeOp{Ref: h, by: by}
-	err := r.committer.do(ctx, o)
-	return o.done, err
+	if err := r.committer.do(ctx, o); err != nil {
+		return false, err // o may still be in work
+	}
+	return o.done, nil
 }
 
 type wakeOp struct {
@@ -145,8 +151,10 @@ func (o *wakeOp) apply(u *unit) error {
 // Expire wakes a run whose wait has come to its end, whatever it waits for.
 func (r *Runs) Expire(ctx context.Context, h Ref) (bool, error) {
 	o := &expireOp{Ref: h}
-	err := r.committer.do(ctx, o)
-	return o.done, err
+	if err := r.committer.do(ctx, o); err != nil {
+		return false, err // o may still be in work
+	}
+	return o.done, nil
 }
 
 type expireOp struct {
@@ -177,8 +185,10 @@ func (o *expireOp) apply(u *unit) error {
 // stop it; a fence goes with it.
 func (r *Runs) TimeOut(ctx context.Context, h Ref) (bool, error) {
 	o := &timeOutOp{Ref: h}
-	err := r.committer.do(ctx, o)
-	return o.done, err
+	if err := r.committer.do(ctx, o); err != nil {
+		return false, err // o may still be in work
+	}
+	return o.done, nil
 }
 
 type timeOutOp struct {
@@ -218,8 +228,10 @@ func (r *Runs) PromoteLane(ctx context.Context, session uuid.UUID) (bool, error)
 		head = *s.HeadRunID
 	}
 	o := &promoteOp{session: session, head: head}
-	err = r.committer.do(ctx, o)
-	return o.done, err
+	if err = r.committer.do(ctx, o); err != nil {
+		return false, err // o may still be in work
+	}
+	return o.done, nil
 }
 
 type promoteOp struct {

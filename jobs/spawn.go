@@ -40,7 +40,7 @@ func (r *Runs) Spawn(ctx context.Context, parent *Run, p SpawnParams) (uuid.UUID
 			return childOf(st)
 		}
 	}
-	o := &spawnOp{parent: parent, p: p, child: newID(), session: newID()}
+	o := &spawnOp{parent: parent.copy(), p: p, child: newID(), session: newID()}
 	o.p.Step.Output = json.RawMessage(`{"runId":"run_` + o.child.String() + `"}`)
 	o.input = r.masker.Bytes(p.Input)
 	err := r.committer.do(ctx, o)

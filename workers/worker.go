@@ -134,13 +134,17 @@ var errStuck = errors.New("work did not end within 10 s of losing the lease")
 // Run works until ctx ends, then drains. A second signal is the caller's to
 // handle: cancelling hard cuts the drain short.
 func (w *Worker) Run(ctx, hard context.Context) error {
+	joining := false
 	for {
 		s, err := w.sit(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // it was told to stop before it began
 			}
-			w.Log.Warn("join the fleet", "error", err)
+			if !joining { // once for each absence of the database
+				w.Log.Warn("join the fleet", "error", err)
+				joining = true
+			}
 			select {
 			case <-time.After(rejoinInterval):
 				continue
@@ -148,6 +152,7 @@ func (w *Worker) Run(ctx, hard context.Context) error {
 				return nil
 			}
 		}
+		joining = false
 		w.onceOK.Do(func() { close(w.ready) })
 		select {
 		case <-ctx.Done():
@@ -166,6 +171,7 @@ type seat struct {
 	member *member
 	held   held
 	client *river.Client[pgx.Tx]
+	active atomic.Int64   // nudges at work
 	wg     sync.WaitGroup // the look loop
 	unbind func()
 }
@@ -220,10 +226,12 @@ func (w *Worker) abandon(s *seat) error {
 	s.unbind()
 	s.member.close(ctx)
 	s.wg.Wait()
-	if err != nil {
+	if err != nil && s.active.Load() > 0 {
 		return errStuck
 	}
-	// Nothing of it runs any more, so its runs may go on elsewhere at once.
+	// What River itself still has under way, its completions, may wait for the
+	// database as long as it likes: it changes no run.
+	// Nothing of ours runs any more, so its runs may go on elsewhere at once.
 	if err := w.queries.WorkerLeave(ctx, w.Pool, s.member.id); err != nil {
 		w.Log.Debug("leave the fleet", "error", err)
 	}
@@ -349,6 +357,8 @@ func (n *nudged[A]) Work(_ context.Context, job *river.Job[A]) error {
 }
 
 func (s *seat) work(id uuid.UUID, queue string) {
+	s.active.Add(1)
+	defer s.active.Add(-1)
 	w := s.w
 	if queue == jobs.QueueSuspect && w.Solitary != nil {
 		if w.drain.Load() {
