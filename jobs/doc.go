@@ -29,9 +29,10 @@
 //     decides (the lane's next turn, steps stored, waits due) is read after
 //     the locks are held.
 //   - SKIP LOCKED. A unit never waits for a row that somebody holds: the op
-//     goes into the next unit, and after three misses into one of its own that
-//     waits, at most two seconds at a time. What can block comes first and in
-//     one order: worker, idempotency keys, new sessions.
+//     goes into the next unit, and after three misses to a writer that waits
+//     for rows, a quarter of a second at a time, while the others go on. After
+//     ten seconds its caller is told. What can block comes first and in one
+//     order: worker, idempotency keys, new sessions.
 //   - Order: worker → keys → session → run (by depth and id) → the rest.
 //   - An op that fails changes nothing: it checks all it needs before it
 //     changes a row. Ops are repeatable: ids are minted before, and a unit

@@ -400,6 +400,29 @@ func TestLostAnswers(t *testing.T) {
 		require.NotErrorAs(t, err, new(*UnavailableError))
 		f.runs.committer = newCommitter(f.hot, f.runs.insert, f.runs.publish, f.runs.log, 1) // for the fixture to close
 	})
+	t.Run("CallerThatGaveUpMayGoOn", func(t *testing.T) { // -race sees what the writer still reads
+		t.Parallel()
+		f := setup(t)
+		a, run := f.claimed("s")
+		loaded, release := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		f.runs.committer.afterLoad = func(*unit) error {
+			once.Do(func() { close(loaded); <-release })
+			return nil
+		}
+		ctx, cancel := context.WithCancel(f.ctx)
+		go func() { <-loaded; cancel() }()
+		time.AfterFunc(settleGrace+200*time.Millisecond, func() { close(release) })
+		step := modelStep(0)
+		_, err := f.runs.Advance(ctx, run, step)
+		require.ErrorIs(t, err, ErrUnknownOutcome)
+		for began := time.Now(); time.Since(began) < 400*time.Millisecond; {
+			run.note(1, db.StepStatusStarted)
+			run.note(1, db.StepStatusDone)
+		}
+		require.Eventually(t, func() bool { return f.count(`SELECT count(*) FROM step`) == 1 }, limit, 10*time.Millisecond)
+		require.Equal(t, db.RunStateRunning, f.state(a.RunID))
+	})
 	t.Run("KillGivenUpInItsCommitReturns", func(t *testing.T) {
 		t.Parallel()
 		w := &wire{}

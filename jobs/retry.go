@@ -28,7 +28,11 @@ type RetryParams struct {
 // second retry of one run, within a day, is answered with the first. Errors:
 // *NotFoundError, *StateError, *UnavailableError.
 func (r *Runs) Retry(ctx context.Context, p RetryParams) (*Accepted, error) {
-	old, err := r.queries.RetrySource(ctx, r.pool, db.RetrySourceParams{TenantID: p.TenantID, ID: p.RunID})
+	var old db.RetrySourceRow
+	err := r.repeat(ctx, func() (err error) {
+		old, err = r.queries.RetrySource(ctx, r.pool, db.RetrySourceParams{TenantID: p.TenantID, ID: p.RunID})
+		return err
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, &NotFoundError{"run", p.RunID.String()}
 	} else if err != nil {
