@@ -132,16 +132,13 @@ type turnRequest struct {
 // database for what can only be the client's own name.
 func (s *Server) addressSession(ctx context.Context, t *turnRequest, name string) error {
 	tenant := callerFrom(ctx).TenantID
-	id, isID := parseUUID(name)
-	if isID || isRef(name) {
-		found, err := s.queries.SessionAddress(ctx, s.pool, db.SessionAddressParams{TenantID: tenant, Name: name, ID: optional(id, isID)})
-		if err == nil {
-			t.session, t.task = found.ID, found.IsTask
-			return nil
-		}
-		if !errors.Is(err, pgx.ErrNoRows) {
-			return fmt.Errorf("find session: %w", err)
-		}
+	id, isTask, err := s.findAddressed(ctx, tenant, name)
+	if err != nil {
+		return err
+	}
+	if id != uuid.Nil {
+		t.session, t.task = id, isTask
+		return nil
 	}
 	sc := scope{tenant: tenant, agent: cmp.Or(t.agent, defaultAgent), channelType: channelRPC, conversationID: name}.JSON()
 	t.spec = jobs.SessionSpec{ConversationRef: conversationRef(sc), ExternalID: name, ChannelType: channelRPC, Scope: sc}
@@ -153,6 +150,39 @@ func optional[T any](v T, ok bool) *T {
 		return nil
 	}
 	return &v
+}
+
+// findSession finds the session that a client's sessionId names; uuid.Nil when
+// there is none.
+func (s *Server) findSession(ctx context.Context, tenant, name string) (uuid.UUID, error) {
+	id, _, err := s.findAddressed(ctx, tenant, name)
+	if err != nil || id != uuid.Nil {
+		return id, err
+	}
+	found, err := s.runs.FindSession(ctx, tenant, jobs.SessionSpec{ExternalID: name})
+	if err != nil || found == nil {
+		return uuid.Nil, err
+	}
+	return found.ID, nil
+}
+
+// findAddressed finds the session that a client's sessionId names although it
+// is not the client's own name for it: a task's id, or a cv_ reference.
+func (s *Server) findAddressed(ctx context.Context, tenant, name string) (id uuid.UUID, isTask bool, err error) {
+	if task, ok := parseUUID(name); ok {
+		id, err = s.queries.SessionTask(ctx, s.pool, db.SessionTaskParams{ID: task, TenantID: tenant})
+		isTask = err == nil
+	} else if isRef(name) {
+		var row db.Session
+		row, err = s.queries.SessionByRef(ctx, s.pool, db.SessionByRefParams{TenantID: tenant, ConversationRef: name})
+		id, isTask = row.ID, row.TaskStatus != nil
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		return uuid.Nil, false, nil
+	} else if err != nil {
+		return uuid.Nil, false, fmt.Errorf("find session: %w", err)
+	}
+	return id, isTask, nil
 }
 
 // turnInput is the input of a run, and the content of its agent.request event.
@@ -483,8 +513,12 @@ func (s *Server) defineAgentStatus() Method {
 func (s *Server) agentStatus(ctx context.Context, p *AgentStatusParams) (*AgentStatusResult, error) {
 	r := &AgentStatusResult{SessionID: p.SessionID, Phase: jobs.PhaseIdle, PendingCalls: []PendingCall{}, Budgets: []BudgetState{}}
 	name := string(p.SessionID)
-	id, isID := parseUUID(name)
-	row, err := s.queries.SessionStatus(ctx, s.pool, db.SessionStatusParams{TenantID: callerFrom(ctx).TenantID, Name: name, ID: optional(id, isID)})
+	tenant := callerFrom(ctx).TenantID
+	id, err := s.findSession(ctx, tenant, name)
+	if err != nil || id == uuid.Nil {
+		return r, err
+	}
+	row, err := s.queries.SessionStatus(ctx, s.pool, db.SessionStatusParams{TenantID: tenant, ID: id})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return r, nil
 	} else if err != nil {

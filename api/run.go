@@ -119,14 +119,11 @@ func (s *Server) runList(ctx context.Context, p *RunListParams) (*RunListResult,
 		arg.RootRunID = id
 	}
 	if p.SessionID != "" {
-		id, isID := parseUUID(string(p.SessionID))
-		found, err := s.queries.SessionAddress(ctx, s.pool, db.SessionAddressParams{TenantID: arg.TenantID, Name: string(p.SessionID), ID: optional(id, isID)})
-		if errors.Is(err, pgx.ErrNoRows) {
-			return r, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("find session: %w", err)
+		id, err := s.findSession(ctx, arg.TenantID, string(p.SessionID))
+		if err != nil || id == uuid.Nil {
+			return r, err
 		}
-		arg.SessionID = found.ID
+		arg.SessionID = id
 	}
 	rows, err := s.queries.RunList(ctx, s.pool, arg)
 	if err != nil {

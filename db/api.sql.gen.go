@@ -433,40 +433,6 @@ func (q *Queries) RunView(ctx context.Context, db DBTX, arg RunViewParams) (RunV
 	return i, err
 }
 
-const sessionAddress = `-- name: SessionAddress :one
-SELECT s.id, s.agent, s.conversation_ref, (s.task_status IS NOT NULL)::bool AS is_task FROM session s
-WHERE s.tenant_id = $1
-  AND (s.external_id = $2::text OR s.conversation_ref = $2::text OR (s.id = $3::uuid AND s.task_status IS NOT NULL))
-ORDER BY (s.external_id IS NOT DISTINCT FROM $2::text) DESC LIMIT 1
-`
-
-type SessionAddressParams struct {
-	TenantID string
-	Name     string
-	ID       *uuid.UUID
-}
-
-type SessionAddressRow struct {
-	ID              uuid.UUID
-	Agent           string
-	ConversationRef string
-	IsTask          bool
-}
-
-// A session by what a client calls sessionId: its own name for it, a cv_ reference, or
-// the id of a task.
-func (q *Queries) SessionAddress(ctx context.Context, db DBTX, arg SessionAddressParams) (SessionAddressRow, error) {
-	row := db.QueryRow(ctx, sessionAddress, arg.TenantID, arg.Name, arg.ID)
-	var i SessionAddressRow
-	err := row.Scan(
-		&i.ID,
-		&i.Agent,
-		&i.ConversationRef,
-		&i.IsTask,
-	)
-	return i, err
-}
-
 const sessionByRef = `-- name: SessionByRef :one
 SELECT tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id, owner_token, event_seq, message_seq, epoch, head_run_id, queued, context_from_seq, turns, model_calls, tool_calls, input_tokens, output_tokens, cost_micros, task_status, task_status_reason, task_params, task_metadata, created_at, updated_at FROM session WHERE tenant_id = $1 AND conversation_ref = $2
 `
@@ -706,15 +672,12 @@ SELECT s.event_seq, s.queued, s.head_run_id, r.state, r.waits_for, (r.cancel_req
            (SELECT e.content ->> 'phase' FROM event e WHERE e.session_id = s.id AND e.type = 'agent.status' ORDER BY e.seq DESC LIMIT 1)
        END, 'idle')::text AS last_phase
 FROM session s LEFT JOIN run r ON r.id = s.head_run_id
-WHERE s.tenant_id = $1
-  AND (s.external_id = $2::text OR s.conversation_ref = $2::text OR (s.id = $3::uuid AND s.task_status IS NOT NULL))
-ORDER BY (s.external_id IS NOT DISTINCT FROM $2::text) DESC LIMIT 1
+WHERE s.tenant_id = $1 AND s.id = $2
 `
 
 type SessionStatusParams struct {
 	TenantID string
-	Name     string
-	ID       *uuid.UUID
+	ID       uuid.UUID
 }
 
 type SessionStatusRow struct {
@@ -729,7 +692,7 @@ type SessionStatusRow struct {
 
 // The state of a session's lane, and for an idle one its last phase.
 func (q *Queries) SessionStatus(ctx context.Context, db DBTX, arg SessionStatusParams) (SessionStatusRow, error) {
-	row := db.QueryRow(ctx, sessionStatus, arg.TenantID, arg.Name, arg.ID)
+	row := db.QueryRow(ctx, sessionStatus, arg.TenantID, arg.ID)
 	var i SessionStatusRow
 	err := row.Scan(
 		&i.EventSeq,
@@ -755,6 +718,23 @@ func (q *Queries) SessionSteps(ctx context.Context, db DBTX, sessionID uuid.UUID
 	var count int64
 	err := row.Scan(&count)
 	return count, err
+}
+
+const sessionTask = `-- name: SessionTask :one
+SELECT id FROM session WHERE id = $1 AND tenant_id = $2 AND task_status IS NOT NULL
+`
+
+type SessionTaskParams struct {
+	ID       uuid.UUID
+	TenantID string
+}
+
+// The session of an Agentex task.
+func (q *Queries) SessionTask(ctx context.Context, db DBTX, arg SessionTaskParams) (uuid.UUID, error) {
+	row := db.QueryRow(ctx, sessionTask, arg.ID, arg.TenantID)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
 }
 
 const taskFind = `-- name: TaskFind :one

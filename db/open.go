@@ -21,6 +21,9 @@ func Open(ctx context.Context, url string, configure func(*pgxpool.Config)) (*pg
 		return nil, fmt.Errorf("database url: %w", err)
 	}
 	c.AfterConnect = RegisterTypes
+	// A plan that was made while a table was small scans it for ever, if it is
+	// kept. To plan anew costs some 50 us.
+	c.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_custom_plan"
 	if configure != nil {
 		configure(c)
 	}

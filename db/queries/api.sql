@@ -13,13 +13,9 @@ WHERE tenant_id = @tenant_id AND scope = @scope AND key = @key AND created_at >=
 -- name: IdempotencyStore :exec
 UPDATE idempotency SET result = @result WHERE tenant_id = @tenant_id AND scope = @scope AND key = @key;
 
--- name: SessionAddress :one
--- A session by what a client calls sessionId: its own name for it, a cv_ reference, or
--- the id of a task.
-SELECT s.id, s.agent, s.conversation_ref, (s.task_status IS NOT NULL)::bool AS is_task FROM session s
-WHERE s.tenant_id = @tenant_id
-  AND (s.external_id = sqlc.arg('name')::text OR s.conversation_ref = sqlc.arg('name')::text OR (s.id = sqlc.narg('id')::uuid AND s.task_status IS NOT NULL))
-ORDER BY (s.external_id IS NOT DISTINCT FROM sqlc.arg('name')::text) DESC LIMIT 1;
+-- name: SessionTask :one
+-- The session of an Agentex task.
+SELECT id FROM session WHERE id = @id AND tenant_id = @tenant_id AND task_status IS NOT NULL;
 
 -- name: SessionStatus :one
 -- The state of a session's lane, and for an idle one its last phase.
@@ -28,9 +24,7 @@ SELECT s.event_seq, s.queued, s.head_run_id, r.state, r.waits_for, (r.cancel_req
            (SELECT e.content ->> 'phase' FROM event e WHERE e.session_id = s.id AND e.type = 'agent.status' ORDER BY e.seq DESC LIMIT 1)
        END, 'idle')::text AS last_phase
 FROM session s LEFT JOIN run r ON r.id = s.head_run_id
-WHERE s.tenant_id = @tenant_id
-  AND (s.external_id = sqlc.arg('name')::text OR s.conversation_ref = sqlc.arg('name')::text OR (s.id = sqlc.narg('id')::uuid AND s.task_status IS NOT NULL))
-ORDER BY (s.external_id IS NOT DISTINCT FROM sqlc.arg('name')::text) DESC LIMIT 1;
+WHERE s.tenant_id = @tenant_id AND s.id = @id;
 
 -- name: SessionByRef :one
 SELECT * FROM session WHERE tenant_id = @tenant_id AND conversation_ref = @conversation_ref;
