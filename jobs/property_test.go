@@ -41,7 +41,7 @@ func TestAnyOrder(t *testing.T) {
 		w := newWorld(machines)
 		faults.every.Store(pickFrom(t, "fault every", []int64{0, 0, 0, 7}))
 		w.begin()
-		for range 3 + pick(t, "rounds", 7) {
+		for range 2 + pick(t, "rounds", 6) {
 			w.round(t)
 		}
 		faults.every.Store(0)
@@ -864,35 +864,43 @@ var violationsSQL = func() string {
 
 // check compares the rows with what must hold and with what was answered.
 func (w *world) check(t *rapid.T) {
-	pool := w.machines[0].pool
-	rows, err := pool.Query(w.ctx, violationsSQL, w.tenant)
-	require.NoError(t, err)
+	var b pgx.Batch
+	ask := func(sql string, scans []any, row func(), done func()) {
+		b.Queue(sql, w.tenant).Query(func(rows pgx.Rows) error {
+			_, err := pgx.ForEachRow(rows, scans, func() error { row(); return nil })
+			done()
+			return err
+		})
+	}
 	var i int
 	var id uuid.UUID
-	_, err = pgx.ForEachRow(rows, []any{&i, &id}, func() error {
-		w.failf("%s: not so %s", violations[i].promise, id)
-		return nil
-	})
-	require.NoError(t, err)
+	ask(violationsSQL, []any{&i, &id}, func() { w.failf("%s: not so %s", violations[i].promise, id) }, func() {})
+	w.askRuns(ask)
+	w.askSteps(ask)
+	w.askKeys(ask)
+	require.NoError(t, w.machines[0].pool.SendBatch(w.ctx, &b).Close())
+	w.verdict(t)
+}
 
+type ask func(sql string, scans []any, row, done func())
+
+func (w *world) askRuns(ask ask) {
+	var id uuid.UUID
 	var state db.RunState
 	var final string
 	n := 0
-	rows, err = pool.Query(w.ctx, `
-		SELECT id, state, concat_ws(' ', end_reason, finished_at, result, error, steps, started_at) FROM run WHERE tenant_id = $1`, w.tenant)
-	require.NoError(t, err)
-	_, err = pgx.ForEachRow(rows, []any{&id, &state, &final}, func() error {
+	ask(`SELECT id, state, concat_ws(' ', end_reason, finished_at, result, error, steps, started_at) FROM run WHERE tenant_id = $1`, []any{&id, &state, &final}, func() {
 		n++
 		k := w.byID[id]
 		switch {
 		case k == nil:
 			w.failf("run %s was answered to nobody", id)
-			return nil
+			return
 		case !isFinal(state):
 			if k.final != "" || k.ended != "" || w.killed[k.root] {
 				w.failf("run %s is %s after it ended: %s %s", id, state, k.final, k.ended)
 			}
-			return nil
+			return
 		case k.ended != "" && k.ended != state:
 			w.failf("run %s ended as %s, answered was %s", id, state, k.ended)
 		case k.cancelling && state == db.RunStateCompleted:
@@ -901,61 +909,51 @@ func (w *world) check(t *rapid.T) {
 			w.failf("final run %s changed: %s, then %s", id, k.final, string(state)+final)
 		}
 		k.final = string(state) + final
-		return nil
+	}, func() {
+		if n != len(w.runs) {
+			w.failf("%d runs of %d accepted ones", n, len(w.runs))
+		}
 	})
-	require.NoError(t, err)
-	if n != len(w.runs) {
-		w.failf("%d runs of %d accepted ones", n, len(w.runs))
-	}
-	w.checkSteps(t)
-	w.checkKeys(t)
-	w.verdict(t)
 }
 
-func (w *world) checkSteps(t *rapid.T) {
-	rows, err := w.machines[0].pool.Query(w.ctx, `SELECT run_id, seq, epoch, output::text FROM step WHERE tenant_id = $1 AND status = 'done'`, w.tenant)
-	require.NoError(t, err)
+func (w *world) askSteps(ask ask) {
 	var id uuid.UUID
 	var seq, epoch int32
 	var output string
 	n := 0
-	_, err = pgx.ForEachRow(rows, []any{&id, &seq, &epoch, &output}, func() error {
+	ask(`SELECT run_id, seq, epoch, output::text FROM step WHERE tenant_id = $1 AND status = 'done'`, []any{&id, &seq, &epoch, &output}, func() {
 		n++
 		if k := w.byID[id]; k == nil || k.steps[seq] != output || !k.epochs[epoch] {
 			w.failf("step %d of %s under epoch %d is %s, not as answered", seq, id, epoch, output)
 		}
-		return nil
+	}, func() {
+		for _, k := range w.runs {
+			n -= len(k.steps)
+		}
+		if n != 0 {
+			w.failf("%d steps more than were answered", n)
+		}
 	})
-	require.NoError(t, err)
-	for _, k := range w.runs {
-		n -= len(k.steps)
-	}
-	if n != 0 {
-		w.failf("%d steps more than were answered", n)
-	}
 }
 
-func (w *world) checkKeys(t *rapid.T) {
-	rows, err := w.machines[0].pool.Query(w.ctx, `SELECT key, run_id FROM idempotency WHERE tenant_id = $1`, w.tenant)
-	require.NoError(t, err)
+func (w *world) askKeys(ask ask) {
 	var key string
 	var id uuid.UUID
 	n := 0
-	_, err = pgx.ForEachRow(rows, []any{&key, &id}, func() error {
+	ask(`SELECT key, run_id FROM idempotency WHERE tenant_id = $1`, []any{&key, &id}, func() {
 		n++
 		if w.accepted[key].run != id {
 			w.failf("key %q is stored for %s, answered was %s", key, id, w.accepted[key].run)
 		}
-		return nil
-	})
-	require.NoError(t, err)
-	if n != len(w.accepted) {
-		w.failf("%d keys are stored, %d were accepted", n, len(w.accepted))
-	}
-	for key, digest := range w.conflicts {
-		if had, ok := w.accepted[key]; !ok || had.digest == string(digest) {
-			w.failf("key %q conflicted with nothing", key)
+	}, func() {
+		if n != len(w.accepted) {
+			w.failf("%d keys are stored, %d were accepted", n, len(w.accepted))
 		}
-	}
-	clear(w.conflicts)
+		for key, digest := range w.conflicts {
+			if had, ok := w.accepted[key]; !ok || had.digest == string(digest) {
+				w.failf("key %q conflicted with nothing", key)
+			}
+		}
+		clear(w.conflicts)
+	})
 }
