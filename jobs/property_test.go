@@ -148,7 +148,7 @@ func (w *world) begin() {
 	for i := range 3 {
 		m := w.machines[i%len(w.machines)]
 		ops = append(ops, func() {
-			w.accept(m, i, "", 0, false)
+			w.accept(m, i, "", 0, 1, false)
 			w.claimJob(m, w.hosts[i], 0)
 		})
 	}
@@ -307,7 +307,8 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		key := pickFrom(t, "key", []string{"", "", "a", "b"})
 		content := pick(t, "content", 4) / 3 // seldom another
 		hasty := pick(t, "hasty", 6) == 0
-		return func() { w.accept(m, session, key, content, hasty) }
+		room := pickFrom(t, "room", []int{0, 1, 3})
+		return func() { w.accept(m, session, key, content, room, hasty) }
 	case "claim":
 		h := w.hosts[pick(t, "host", len(w.hosts))]
 		skip := pick(t, "skip", 3)
@@ -396,12 +397,12 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 	return nil
 }
 
-func (w *world) accept(m *fixture, session int, key string, content int, hasty bool) {
+func (w *world) accept(m *fixture, session int, key string, content, room int, hasty bool) {
 	name := "s" + strconv.Itoa(session)
 	p := AcceptParams{
 		TenantID: w.tenant, Session: m.session(name), Input: json.RawMessage(`{"text":"hi"}`), Key: key, KeyScope: "accept",
 		Terms: func(context.Context, string) (Terms, error) {
-			t := Terms{Agent: "default", Version: 1, TurnTimeout: time.Minute, QueueCap: 2}
+			t := Terms{Agent: "default", Version: 1, TurnTimeout: time.Minute, QueueCap: room}
 			if hasty {
 				t.TurnTimeout = 0
 			}
