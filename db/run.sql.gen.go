@@ -188,37 +188,6 @@ func (q *Queries) RunAdmittedUnclaimed(ctx context.Context, db DBTX, arg RunAdmi
 	return items, nil
 }
 
-const runDepth = `-- name: RunDepth :many
-SELECT kind, state, count(*) AS n FROM run WHERE state IN ('queued', 'running', 'waiting') GROUP BY kind, state
-`
-
-type RunDepthRow struct {
-	Kind  RunKind
-	State RunState
-	N     int64
-}
-
-// Runs that are not finished, by kind and state.
-func (q *Queries) RunDepth(ctx context.Context, db DBTX) ([]RunDepthRow, error) {
-	rows, err := db.Query(ctx, runDepth)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []RunDepthRow
-	for rows.Next() {
-		var i RunDepthRow
-		if err := rows.Scan(&i.Kind, &i.State, &i.N); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const runEndedAmong = `-- name: RunEndedAmong :many
 SELECT id FROM run WHERE id = ANY ($1::uuid[]) AND state >= 'completed'
 `

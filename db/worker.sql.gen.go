@@ -129,59 +129,6 @@ func (q *Queries) WorkerLeave(ctx context.Context, db DBTX, id uuid.UUID) error 
 	return err
 }
 
-const workerList = `-- name: WorkerList :many
-SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, w.solitary, w.started_at, w.heartbeat_at,
-       (SELECT count(*) FROM run r WHERE r.worker_id = w.id AND r.state = 'running') AS running
-FROM worker w WHERE w.state IN ('live', 'draining', 'dead') OR w.ended_at > clock_timestamp() - interval '1 hour'
-ORDER BY w.started_at DESC LIMIT 500
-`
-
-type WorkerListRow struct {
-	ID          uuid.UUID
-	State       WorkerState
-	Hostname    string
-	Pid         int32
-	Version     string
-	Queues      []string
-	Slots       int32
-	Solitary    bool
-	StartedAt   time.Time
-	HeartbeatAt time.Time
-	Running     int64
-}
-
-func (q *Queries) WorkerList(ctx context.Context, db DBTX) ([]WorkerListRow, error) {
-	rows, err := db.Query(ctx, workerList)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []WorkerListRow
-	for rows.Next() {
-		var i WorkerListRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.State,
-			&i.Hostname,
-			&i.Pid,
-			&i.Version,
-			&i.Queues,
-			&i.Slots,
-			&i.Solitary,
-			&i.StartedAt,
-			&i.HeartbeatAt,
-			&i.Running,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const workerLocks = `-- name: WorkerLocks :many
 SELECT w.id, w.state, w.heartbeat_at, w.lease_ms, w.solitary,
        pg_try_advisory_xact_lock_shared(w.lock_key)::bool AS free,

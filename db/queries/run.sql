@@ -93,10 +93,6 @@ WHERE s.queued > 0 AND (s.head_run_id IS NULL
     OR NOT EXISTS (SELECT FROM run r WHERE r.id = s.head_run_id AND r.state IN ('queued', 'running', 'waiting')))
 LIMIT @max_rows;
 
--- name: RunDepth :many
--- Runs that are not finished, by kind and state.
-SELECT kind, state, count(*) AS n FROM run WHERE state IN ('queued', 'running', 'waiting') GROUP BY kind, state;
-
 -- name: RateLimits :many
 SELECT tenant_id, key, (extract(epoch FROM blocked_until - weir_now()) * 1000)::bigint AS for_ms FROM rate_limit WHERE blocked_until > weir_now();
 

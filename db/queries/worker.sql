@@ -46,12 +46,6 @@ UPDATE river_job SET state = 'discarded', finalized_at = now(),
     errors = array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'worker lost', 'trace', ''))
 WHERE state = 'running' AND attempted_by[array_upper(attempted_by, 1)] = @worker_id::text;
 
--- name: WorkerList :many
-SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, w.solitary, w.started_at, w.heartbeat_at,
-       (SELECT count(*) FROM run r WHERE r.worker_id = w.id AND r.state = 'running') AS running
-FROM worker w WHERE w.state IN ('live', 'draining', 'dead') OR w.ended_at > clock_timestamp() - interval '1 hour'
-ORDER BY w.started_at DESC LIMIT 500;
-
 -- name: WorkerPurge :exec
 DELETE FROM worker WHERE state IN ('reaped', 'left') AND ended_at < clock_timestamp() - interval '7 days';
 
