@@ -433,52 +433,6 @@ func (q *Queries) RunView(ctx context.Context, db DBTX, arg RunViewParams) (RunV
 	return i, err
 }
 
-const sessionByRef = `-- name: SessionByRef :one
-SELECT tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id, owner_token, event_seq, message_seq, epoch, head_run_id, queued, context_from_seq, turns, model_calls, tool_calls, input_tokens, output_tokens, cost_micros, task_status, task_status_reason, task_params, task_metadata, created_at, updated_at FROM session WHERE tenant_id = $1 AND conversation_ref = $2
-`
-
-type SessionByRefParams struct {
-	TenantID        string
-	ConversationRef string
-}
-
-func (q *Queries) SessionByRef(ctx context.Context, db DBTX, arg SessionByRefParams) (Session, error) {
-	row := db.QueryRow(ctx, sessionByRef, arg.TenantID, arg.ConversationRef)
-	var i Session
-	err := row.Scan(
-		&i.TenantID,
-		&i.ID,
-		&i.ConversationRef,
-		&i.ExternalID,
-		&i.Name,
-		&i.Kind,
-		&i.ChannelType,
-		&i.Scope,
-		&i.Agent,
-		&i.UserID,
-		&i.OwnerToken,
-		&i.EventSeq,
-		&i.MessageSeq,
-		&i.Epoch,
-		&i.HeadRunID,
-		&i.Queued,
-		&i.ContextFromSeq,
-		&i.Turns,
-		&i.ModelCalls,
-		&i.ToolCalls,
-		&i.InputTokens,
-		&i.OutputTokens,
-		&i.CostMicros,
-		&i.TaskStatus,
-		&i.TaskStatusReason,
-		&i.TaskParams,
-		&i.TaskMetadata,
-		&i.CreatedAt,
-		&i.UpdatedAt,
-	)
-	return i, err
-}
-
 const sessionCount = `-- name: SessionCount :one
 SELECT count(*) FROM session s
 WHERE s.tenant_id = $1 AND s.agent = $2 AND ($3::text = 'all' OR s.kind = $3::text)

@@ -72,7 +72,7 @@ func (p *Pipeline) UnitIdempotencyDrop(arg UnitIdempotencyDropParams) {
 func (p *Pipeline) UnitSessionInsert(arg UnitSessionInsertParams, into *[]uuid.UUID) {
 	p.batch.Queue(unitSessionInsert, arg.TenantIds, arg.Ids, arg.ConversationRefs, arg.ExternalIds, arg.Names, arg.Kinds,
 		arg.ChannelTypes, arg.SessionScopes, arg.Agents, arg.UserIds, arg.OwnerTokens, arg.TaskStatuses, arg.TaskStatusReasons,
-		arg.TaskParams, arg.TaskMetadatas).
+		arg.TaskParams, arg.TaskMetadatas, arg.EventSeqs, arg.MessageSeqs, arg.HeadRunIds, arg.Turns).
 		Query(func(rows pgx.Rows) (err error) {
 			*into, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 			return err

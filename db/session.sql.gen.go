@@ -11,6 +11,52 @@ import (
 	"github.com/google/uuid"
 )
 
+const sessionByRef = `-- name: SessionByRef :one
+SELECT tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id, owner_token, event_seq, message_seq, epoch, head_run_id, queued, context_from_seq, turns, model_calls, tool_calls, input_tokens, output_tokens, cost_micros, task_status, task_status_reason, task_params, task_metadata, created_at, updated_at FROM session WHERE tenant_id = $1 AND conversation_ref = $2
+`
+
+type SessionByRefParams struct {
+	TenantID        string
+	ConversationRef string
+}
+
+func (q *Queries) SessionByRef(ctx context.Context, db DBTX, arg SessionByRefParams) (Session, error) {
+	row := db.QueryRow(ctx, sessionByRef, arg.TenantID, arg.ConversationRef)
+	var i Session
+	err := row.Scan(
+		&i.TenantID,
+		&i.ID,
+		&i.ConversationRef,
+		&i.ExternalID,
+		&i.Name,
+		&i.Kind,
+		&i.ChannelType,
+		&i.Scope,
+		&i.Agent,
+		&i.UserID,
+		&i.OwnerToken,
+		&i.EventSeq,
+		&i.MessageSeq,
+		&i.Epoch,
+		&i.HeadRunID,
+		&i.Queued,
+		&i.ContextFromSeq,
+		&i.Turns,
+		&i.ModelCalls,
+		&i.ToolCalls,
+		&i.InputTokens,
+		&i.OutputTokens,
+		&i.CostMicros,
+		&i.TaskStatus,
+		&i.TaskStatusReason,
+		&i.TaskParams,
+		&i.TaskMetadata,
+		&i.CreatedAt,
+		&i.UpdatedAt,
+	)
+	return i, err
+}
+
 const sessionGet = `-- name: SessionGet :one
 SELECT tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id, owner_token, event_seq, message_seq, epoch, head_run_id, queued, context_from_seq, turns, model_calls, tool_calls, input_tokens, output_tokens, cost_micros, task_status, task_status_reason, task_params, task_metadata, created_at, updated_at FROM session WHERE tenant_id = $1 AND id = $2
 `
@@ -116,28 +162,6 @@ type SessionOfNameRow struct {
 func (q *Queries) SessionOfName(ctx context.Context, db DBTX, arg SessionOfNameParams) (SessionOfNameRow, error) {
 	row := db.QueryRow(ctx, sessionOfName, arg.TenantID, arg.Name)
 	var i SessionOfNameRow
-	err := row.Scan(&i.ID, &i.Agent, &i.ConversationRef)
-	return i, err
-}
-
-const sessionOfRef = `-- name: SessionOfRef :one
-SELECT id, agent, conversation_ref FROM session WHERE tenant_id = $1 AND conversation_ref = $2
-`
-
-type SessionOfRefParams struct {
-	TenantID        string
-	ConversationRef string
-}
-
-type SessionOfRefRow struct {
-	ID              uuid.UUID
-	Agent           string
-	ConversationRef string
-}
-
-func (q *Queries) SessionOfRef(ctx context.Context, db DBTX, arg SessionOfRefParams) (SessionOfRefRow, error) {
-	row := db.QueryRow(ctx, sessionOfRef, arg.TenantID, arg.ConversationRef)
-	var i SessionOfRefRow
 	err := row.Scan(&i.ID, &i.Agent, &i.ConversationRef)
 	return i, err
 }

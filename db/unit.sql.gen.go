@@ -782,13 +782,15 @@ func (q *Queries) UnitSessionDrop(ctx context.Context, db DBTX, ids []uuid.UUID)
 
 const unitSessionInsert = `-- name: UnitSessionInsert :many
 INSERT INTO session (tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id,
-                     owner_token, task_status, task_status_reason, task_params, task_metadata)
+                     owner_token, task_status, task_status_reason, task_params, task_metadata, event_seq, message_seq, head_run_id, turns)
 SELECT unnest($1::text[]), unnest($2::uuid[]), unnest($3::text[]),
        nullif(unnest($4::text[]), ''), nullif(unnest($5::text[]), ''), unnest($6::text[]),
        unnest($7::text[]), unnest($8::text[])::jsonb, unnest($9::text[]),
        nullif(unnest($10::text[]), ''), nullif(unnest($11::text[]), ''),
        nullif(unnest($12::text[]), ''), nullif(unnest($13::text[]), ''),
-       nullif(unnest($14::text[]), '')::jsonb, nullif(unnest($15::text[]), '')::jsonb
+       nullif(unnest($14::text[]), '')::jsonb, nullif(unnest($15::text[]), '')::jsonb,
+       unnest($16::bigint[]), unnest($17::bigint[]),
+       nullif(unnest($18::uuid[]), '00000000-0000-0000-0000-000000000000'::uuid), unnest($19::bigint[])
 ON CONFLICT DO NOTHING
 RETURNING id
 `
@@ -809,6 +811,10 @@ type UnitSessionInsertParams struct {
 	TaskStatusReasons []string
 	TaskParams        []string
 	TaskMetadatas     []string
+	EventSeqs         []int64
+	MessageSeqs       []int64
+	HeadRunIds        []uuid.UUID
+	Turns             []int64
 }
 
 // Returns the sessions that are new. The others exist already, under one of
@@ -830,6 +836,10 @@ func (q *Queries) UnitSessionInsert(ctx context.Context, db DBTX, arg UnitSessio
 		arg.TaskStatusReasons,
 		arg.TaskParams,
 		arg.TaskMetadatas,
+		arg.EventSeqs,
+		arg.MessageSeqs,
+		arg.HeadRunIds,
+		arg.Turns,
 	)
 	if err != nil {
 		return nil, err

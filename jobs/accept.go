@@ -13,54 +13,6 @@ import (
 	"github.com/weir-run/weir/db"
 )
 
-// SessionSpec says how a session looks that does not exist yet.
-type SessionSpec struct {
-	ID              uuid.UUID // minted beforehand, where ConversationRef is made of it; zero mints one
-	ConversationRef string
-	ExternalID      string // the client's sessionId; "" for none
-	Name            string // of an Agentex task; "" for none
-	Kind            string // dm, group, sub-agent; "" means dm
-	ChannelType     string // rpc, api, agentex
-	Scope           json.RawMessage
-	UserID          string
-	OwnerToken      string
-	TaskStatus      string // of an Agentex task; "" for other sessions
-	TaskReason      string
-	TaskParams      json.RawMessage
-	TaskMetadata    json.RawMessage
-}
-
-// names are the spec's names one by one, in the order they are looked up.
-func (s SessionSpec) names() (names []SessionSpec) {
-	if s.Name != "" {
-		names = append(names, SessionSpec{Name: s.Name})
-	}
-	if s.ExternalID != "" {
-		names = append(names, SessionSpec{ExternalID: s.ExternalID})
-	}
-	return append(names, SessionSpec{ConversationRef: s.ConversationRef})
-}
-
-// newSession is a session that a unit tries to insert.
-type newSession struct {
-	ID       uuid.UUID
-	TenantID string
-	Agent    string
-	SessionSpec
-}
-
-func (s *newSession) row() db.UnitSessionLockRow {
-	return db.UnitSessionLockRow{
-		ID: s.ID, TenantID: s.TenantID, ConversationRef: s.ConversationRef, ExternalID: notEmpty(s.ExternalID), Name: notEmpty(s.Name),
-		Agent: s.Agent, UserID: notEmpty(s.UserID), ChannelType: s.ChannelType, TaskStatus: notEmpty(s.TaskStatus),
-	}
-}
-
-// sortKey orders inserts the same way for everyone.
-func (s *newSession) sortKey() string {
-	return s.TenantID + "\x00" + s.ExternalID + "\x00" + s.Name + "\x00" + s.ConversationRef
-}
-
 // Terms are what an agent's configuration says about accepting a turn.
 type Terms struct {
 	Agent       string
@@ -109,89 +61,82 @@ type Accepted struct {
 // *ConflictError, *SessionAgentError, *TaskEndedError, *NotFoundError,
 // *UnavailableError, and those of p.Terms.
 func (r *Runs) Accept(ctx context.Context, p AcceptParams) (*Accepted, error) {
-	names := p.Session.names()[:1]
-	if p.Fresh {
-		names = nil
-	}
-	for {
-		o := &acceptOp{p: p, masker: r.masker}
-		var bound string
-		err := r.repeat(ctx, func() error {
-			if p.SessionID != uuid.Nil {
-				s, err := r.queries.SessionGet(ctx, r.pool, db.SessionGetParams{TenantID: p.TenantID, ID: p.SessionID})
-				if errors.Is(err, pgx.ErrNoRows) {
-					return &NotFoundError{"session", p.SessionID.String()}
-				}
-				o.session, bound = s.ID, s.Agent
-				return err
-			}
-			for _, name := range names {
-				found, err := r.FindSession(ctx, p.TenantID, name)
-				if err != nil {
-					return err
-				}
-				if found != nil {
-					o.session, bound = found.ID, found.Agent
-					return nil
-				}
-			}
-			return nil
+	if p.SessionID != uuid.Nil {
+		var s db.Session
+		err := r.repeat(ctx, func() (err error) {
+			s, err = r.queries.SessionGet(ctx, r.pool, db.SessionGetParams{TenantID: p.TenantID, ID: p.SessionID})
+			return err
 		})
-		if err != nil {
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil, &NotFoundError{"session", p.SessionID.String()}
+		} else if err != nil {
 			return nil, err
 		}
-		terms, err := p.Terms(ctx, bound)
-		if err != nil {
-			return nil, err
+		out, err := r.acceptIn(ctx, p, &FoundSession{s.ID, s.Agent, s.ConversationRef})
+		if refused, ok := errors.AsType[*termsError](err); ok {
+			err = refused.error
 		}
-		o.terms = terms
-		if bound != "" && terms.Agent != bound {
-			return nil, &SessionAgentError{bound}
-		}
-		o.prepare()
-		if err := r.committer.do(ctx, o); err != nil {
-			if errors.Is(err, errSessionExists) {
-				names = p.Session.names() // by someone else since we looked, or under another name
-				continue
+		return out, err
+	}
+	// A name not seen before is taken for that of a new session, until its insert
+	// or its agent's terms make us look.
+	name := nameOf(p.TenantID, p.Session)
+	found, looked := r.known.get(name), p.Fresh
+	for {
+		out, err := r.acceptIn(ctx, p, found)
+		if err == nil {
+			if found == nil && !p.Fresh {
+				r.known.put(name, FoundSession{out.SessionID, out.Agent, out.ConversationRef})
 			}
+			return out, nil
+		}
+		_, gone := errors.AsType[*NotFoundError](err)
+		stale := errors.Is(err, errSessionExists) || gone && found != nil
+		refused, isTerms := errors.AsType[*termsError](err)
+		if isTerms {
+			err = refused.error
+		}
+		if !stale && (!isTerms || looked || found != nil) {
 			return nil, err
 		}
-		return &o.out, nil
+		r.known.forget(name)
+		now, lookErr := r.findByNames(ctx, p.TenantID, p.Session)
+		if lookErr != nil {
+			return nil, lookErr
+		}
+		if now == nil && !stale {
+			return nil, err
+		}
+		if found, looked = now, true; found != nil {
+			r.known.put(name, *found)
+		}
 	}
 }
 
-// FoundSession is a session looked up by a name of its client.
-type FoundSession struct {
-	ID              uuid.UUID
-	Agent           string
-	ConversationRef string
-}
+// termsError says that an agent takes no such turn.
+type termsError struct{ error }
 
-// FindSession looks up a session by its name, external id or conversation ref,
-// whichever the spec gives first; nil when there is none.
-func (r *Runs) FindSession(ctx context.Context, tenant string, s SessionSpec) (*FoundSession, error) {
-	var found FoundSession
-	var err error
-	switch {
-	case s.Name != "":
-		var row db.SessionOfNameRow
-		row, err = r.queries.SessionOfName(ctx, r.pool, db.SessionOfNameParams{TenantID: tenant, Name: s.Name})
-		found = FoundSession(row)
-	case s.ExternalID != "":
-		var row db.SessionOfExternalIDRow
-		row, err = r.queries.SessionOfExternalID(ctx, r.pool, db.SessionOfExternalIDParams{TenantID: tenant, ExternalID: s.ExternalID})
-		found = FoundSession(row)
-	default:
-		var row db.SessionOfRefRow
-		row, err = r.queries.SessionOfRef(ctx, r.pool, db.SessionOfRefParams{TenantID: tenant, ConversationRef: s.ConversationRef})
-		found = FoundSession(row)
+// acceptIn commits a turn in a session that exists, or in a new one when found
+// is nil. Errors, beside those of Accept: *termsError, errSessionExists.
+func (r *Runs) acceptIn(ctx context.Context, p AcceptParams, found *FoundSession) (*Accepted, error) {
+	o := &acceptOp{p: p, masker: r.masker}
+	var bound string
+	if found != nil {
+		o.session, bound = found.ID, found.Agent
 	}
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	} else if err != nil {
+	terms, err := p.Terms(ctx, bound)
+	if err != nil {
+		return nil, &termsError{err}
+	}
+	o.terms = terms
+	if bound != "" && terms.Agent != bound {
+		return nil, &SessionAgentError{bound}
+	}
+	o.prepare()
+	if err := r.committer.do(ctx, o); err != nil {
 		return nil, err
 	}
-	return &found, nil
+	return &o.out, nil
 }
 
 type acceptOp struct {
@@ -221,17 +166,14 @@ func (o *acceptOp) prepare() {
 			o.session = newID()
 		}
 		o.create = newSessionOf(o.p.TenantID, o.session, o.terms.Agent, o.p.Session)
+		o.create.opening = opening{EventSeq: 2, HeadRunID: o.run, Turns: 1} // the request, and that the agent thinks
+		if o.message != nil {
+			o.create.MessageSeq = 1
+		}
 	}
 	if o.p.Key != "" {
 		o.key = &keyClaim{tenant: o.p.TenantID, scope: o.p.KeyScope, key: o.p.Key, digest: o.p.Digest, run: o.run}
 	}
-}
-
-func newSessionOf(tenant string, id uuid.UUID, agent string, spec SessionSpec) *newSession {
-	if spec.Kind == "" {
-		spec.Kind = "dm"
-	}
-	return &newSession{ID: id, TenantID: tenant, Agent: agent, SessionSpec: spec}
 }
 
 func (o *acceptOp) lane() uuid.UUID { return o.session }

@@ -45,6 +45,7 @@ type Runs struct {
 	masker    Masker
 	log       *slog.Logger
 	outcomes  outcomes
+	known     knownSessions
 }
 
 // New makes the state machine. Close ends it.

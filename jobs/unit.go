@@ -132,8 +132,15 @@ type runRow struct {
 type sessionRow struct {
 	db.UnitSessionLockRow
 	dirty                       bool
-	turns, modelCalls, tools    int64
+	opened                      *opening // of a session this unit has inserted: how it stands in its table
+	turns, modelCalls, tools    int64    // more than stored
 	inputTokens, outputs, costs int64
+}
+
+// stored says that the session stands in its table as it is in memory.
+func (s *sessionRow) stored() bool {
+	return !s.dirty || s.opened != nil && s.Queued == 0 && s.modelCalls == 0 && s.turns == 0 &&
+		*s.opened == opening{s.EventSeq, s.MessageSeq, orZero(s.HeadRunID), s.opened.Turns}
 }
 
 func newUnit() *unit {
@@ -251,7 +258,7 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 	for _, id := range created {
 		for _, s := range n.create {
 			if s.ID == id {
-				u.sessions[id] = &sessionRow{UnitSessionLockRow: s.row()}
+				u.sessions[id] = s.row()
 			}
 		}
 	}
@@ -359,7 +366,7 @@ func (u *unit) write(p *db.Pipeline) {
 	}
 	var sess db.UnitSessionUpdateParams
 	for _, s := range u.sessions {
-		if s.dirty {
+		if !s.stored() {
 			s.appendTo(&sess)
 		}
 	}
@@ -590,6 +597,10 @@ func sessionParams(create []*newSession) (p db.UnitSessionInsertParams) {
 		p.TaskStatusReasons = append(p.TaskStatusReasons, s.TaskReason)
 		p.TaskParams = append(p.TaskParams, string(s.TaskParams))
 		p.TaskMetadatas = append(p.TaskMetadatas, string(s.TaskMetadata))
+		p.EventSeqs = append(p.EventSeqs, s.EventSeq)
+		p.MessageSeqs = append(p.MessageSeqs, s.MessageSeq)
+		p.HeadRunIds = append(p.HeadRunIds, s.HeadRunID)
+		p.Turns = append(p.Turns, s.Turns)
 	}
 	return p
 }

@@ -26,9 +26,6 @@ SELECT s.event_seq, s.queued, s.head_run_id, r.state, r.waits_for, (r.cancel_req
 FROM session s LEFT JOIN run r ON r.id = s.head_run_id
 WHERE s.tenant_id = @tenant_id AND s.id = @id;
 
--- name: SessionByRef :one
-SELECT * FROM session WHERE tenant_id = @tenant_id AND conversation_ref = @conversation_ref;
-
 -- name: SessionLatest :one
 -- The newest session of an agent that a token has made.
 SELECT * FROM session WHERE tenant_id = @tenant_id AND agent = @agent AND owner_token = @owner_token::text ORDER BY id DESC LIMIT 1;

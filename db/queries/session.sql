@@ -4,8 +4,8 @@
 -- name: SessionOfExternalID :one
 SELECT id, agent, conversation_ref FROM session WHERE tenant_id = @tenant_id AND external_id = @external_id::text;
 
--- name: SessionOfRef :one
-SELECT id, agent, conversation_ref FROM session WHERE tenant_id = @tenant_id AND conversation_ref = @conversation_ref;
+-- name: SessionByRef :one
+SELECT * FROM session WHERE tenant_id = @tenant_id AND conversation_ref = @conversation_ref;
 
 -- name: SessionOfName :one
 SELECT id, agent, conversation_ref FROM session WHERE tenant_id = @tenant_id AND name = @name::text;

@@ -28,13 +28,15 @@ WHERE i.tenant_id = k.tenant_id AND i.scope = k.scope AND i.key = k.key;
 -- Returns the sessions that are new. The others exist already, under one of
 -- their names.
 INSERT INTO session (tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id,
-                     owner_token, task_status, task_status_reason, task_params, task_metadata)
+                     owner_token, task_status, task_status_reason, task_params, task_metadata, event_seq, message_seq, head_run_id, turns)
 SELECT unnest(@tenant_ids::text[]), unnest(@ids::uuid[]), unnest(@conversation_refs::text[]),
        nullif(unnest(@external_ids::text[]), ''), nullif(unnest(@names::text[]), ''), unnest(@kinds::text[]),
        unnest(@channel_types::text[]), unnest(@session_scopes::text[])::jsonb, unnest(@agents::text[]),
        nullif(unnest(@user_ids::text[]), ''), nullif(unnest(@owner_tokens::text[]), ''),
        nullif(unnest(@task_statuses::text[]), ''), nullif(unnest(@task_status_reasons::text[]), ''),
-       nullif(unnest(@task_params::text[]), '')::jsonb, nullif(unnest(@task_metadatas::text[]), '')::jsonb
+       nullif(unnest(@task_params::text[]), '')::jsonb, nullif(unnest(@task_metadatas::text[]), '')::jsonb,
+       unnest(@event_seqs::bigint[]), unnest(@message_seqs::bigint[]),
+       nullif(unnest(@head_run_ids::uuid[]), '00000000-0000-0000-0000-000000000000'::uuid), unnest(@turns::bigint[])
 ON CONFLICT DO NOTHING
 RETURNING id;
 
