@@ -24,10 +24,24 @@ func (p *Pipeline) Send(ctx context.Context, conn *pgx.Conn) error {
 	return conn.SendBatch(ctx, &p.batch).Close()
 }
 
-// Begin opens the unit's transaction and reads its id.
-func (p *Pipeline) Begin(xid *string) {
+// Begin opens the unit's transaction and reads its id and two clocks:
+// schedules' and liveness'.
+func (p *Pipeline) Begin(xid *string, now, clock *time.Time) {
 	p.batch.Queue("BEGIN")
-	p.batch.Queue(unitXact).QueryRow(func(row pgx.Row) error { return row.Scan(xid) })
+	p.batch.Queue(unitBegin).QueryRow(func(row pgx.Row) error { return row.Scan(xid, now, clock) })
+}
+
+// Notify says payload on channel, in whose name {schema} is the schema of our
+// tables. RiverInserts is where River's producers listen.
+const (
+	Notify       = "SELECT pg_notify(replace($1, '{schema}', current_schema()), $2)"
+	RiverInserts = "{schema}.river_insert"
+)
+
+// Notify queues the statement of that name. It should be the last one: from here
+// to the end of the transaction nobody else's notifying transaction commits.
+func (p *Pipeline) Notify(channel, payload string) {
+	p.batch.Queue(Notify, channel, payload)
 }
 
 // LockTimeout bounds the waits of the open transaction's locks.
@@ -112,9 +126,26 @@ func (p *Pipeline) UnitStepsOf(runs []uuid.UUID, into *[]UnitStepsOfRow) {
 	many(p, into, unitStepsOf, runs)
 }
 
-// UnitRunInput queues the query of that name.
-func (p *Pipeline) UnitRunInput(runs []uuid.UUID, into *[]UnitRunInputRow) {
-	many(p, into, unitRunInput, runs)
+// UnitClaim queues the claim of runs; with wait it waits for others.
+func (p *Pipeline) UnitClaim(arg UnitClaimParams, wait bool, into *[]UnitClaimRow) {
+	sql := unitClaim
+	if wait {
+		sql = unitClaimWait
+	}
+	many(p, into, sql, arg.Ids, arg.WorkerIds)
+}
+
+// UnitClaimable queues the query of that name.
+func (p *Pipeline) UnitClaimable(runs []uuid.UUID, into *[]uuid.UUID) {
+	p.batch.Queue(unitClaimable, runs).Query(func(rows pgx.Rows) (err error) {
+		*into, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		return err
+	})
+}
+
+// UnitRunSession queues the query of that name.
+func (p *Pipeline) UnitRunSession(runs []uuid.UUID, into *[]UnitRunSessionRow) {
+	many(p, into, unitRunSession, runs)
 }
 
 // UnitUsageKnown queues the query of that name.
@@ -198,11 +229,6 @@ func (p *Pipeline) UnitWaitDrop(runs []uuid.UUID) {
 // UnitRateLimitPut queues the query of that name.
 func (p *Pipeline) UnitRateLimitPut(a UnitRateLimitPutParams) {
 	p.batch.Queue(unitRateLimitPut, a.TenantIds, a.Keys, a.ForMs)
-}
-
-// Now reads the two clocks: schedules' and liveness'.
-func (p *Pipeline) Now(now, clock *time.Time) {
-	p.batch.Queue("SELECT weir_now(), clock_timestamp()").QueryRow(func(row pgx.Row) error { return row.Scan(now, clock) })
 }
 
 // UnitIdempotencyResult queues the query of that name.

@@ -12,6 +12,236 @@ import (
 	"github.com/google/uuid"
 )
 
+const unitBegin = `-- name: UnitBegin :one
+
+SELECT pg_current_xact_id()::text AS xid, weir_now()::timestamptz AS now, clock_timestamp()::timestamptz AS clock
+`
+
+type UnitBeginRow struct {
+	Xid   string
+	Now   time.Time
+	Clock time.Time
+}
+
+// The statements of the committer's unit of work: it locks rows, judges them
+// in Go and writes what changed, many runs at once. Lock queries come in two
+// forms: one passes over what another transaction holds, one waits for it.
+func (q *Queries) UnitBegin(ctx context.Context, db DBTX) (UnitBeginRow, error) {
+	row := db.QueryRow(ctx, unitBegin)
+	var i UnitBeginRow
+	err := row.Scan(&i.Xid, &i.Now, &i.Clock)
+	return i, err
+}
+
+const unitClaim = `-- name: UnitClaim :many
+UPDATE run r
+SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
+    started_at = coalesce(r.started_at, weir_now()),
+    deadline_at = coalesce(r.deadline_at, weir_now() + r.time_left_ms * interval '1 millisecond'),
+    steps = CASE WHEN r.epoch = 0 THEN r.steps ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done') END,
+    model_calls = CASE WHEN r.epoch = 0 THEN r.model_calls
+                       ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done' AND s.kind = 'model') END
+FROM (SELECT q.id, w.id AS worker_id
+      FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::uuid[]) AS worker_id) u
+      JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
+      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      ORDER BY q.depth, q.id
+      FOR NO KEY UPDATE OF q SKIP LOCKED) c
+WHERE r.id = c.id
+RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at
+`
+
+type UnitClaimParams struct {
+	Ids       []uuid.UUID
+	WorkerIds []uuid.UUID
+}
+
+type UnitClaimRow struct {
+	ID           uuid.UUID
+	TenantID     string
+	Kind         RunKind
+	Epoch        int32
+	WakeSeq      int32
+	RootRunID    uuid.UUID
+	ParentRunID  *uuid.UUID
+	Depth        int32
+	Agent        string
+	AgentVersion int32
+	SessionID    uuid.UUID
+	RequestSeq   int64
+	UserID       *string
+	Input        []byte
+	Steps        int32
+	ModelCalls   int32
+	CallAttempts int32
+	CallLimited  int32
+	Losses       int32
+	DeadlineAt   *time.Time
+	StartedAt    *time.Time
+}
+
+// Makes workers, which UnitWorkerShare has locked, the owners of admitted runs,
+// but of those that others hold. It locks and judges by the same row alone. The
+// stored steps tell how far a run is that was claimed before.
+func (q *Queries) UnitClaim(ctx context.Context, db DBTX, arg UnitClaimParams) ([]UnitClaimRow, error) {
+	rows, err := db.Query(ctx, unitClaim, arg.Ids, arg.WorkerIds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []UnitClaimRow
+	for rows.Next() {
+		var i UnitClaimRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.TenantID,
+			&i.Kind,
+			&i.Epoch,
+			&i.WakeSeq,
+			&i.RootRunID,
+			&i.ParentRunID,
+			&i.Depth,
+			&i.Agent,
+			&i.AgentVersion,
+			&i.SessionID,
+			&i.RequestSeq,
+			&i.UserID,
+			&i.Input,
+			&i.Steps,
+			&i.ModelCalls,
+			&i.CallAttempts,
+			&i.CallLimited,
+			&i.Losses,
+			&i.DeadlineAt,
+			&i.StartedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const unitClaimWait = `-- name: UnitClaimWait :many
+UPDATE run r
+SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
+    started_at = coalesce(r.started_at, weir_now()),
+    deadline_at = coalesce(r.deadline_at, weir_now() + r.time_left_ms * interval '1 millisecond'),
+    steps = CASE WHEN r.epoch = 0 THEN r.steps ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done') END,
+    model_calls = CASE WHEN r.epoch = 0 THEN r.model_calls
+                       ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done' AND s.kind = 'model') END
+FROM (SELECT q.id, w.id AS worker_id
+      FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::uuid[]) AS worker_id) u
+      JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
+      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      ORDER BY q.depth, q.id
+      FOR NO KEY UPDATE OF q) c
+WHERE r.id = c.id
+RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at
+`
+
+type UnitClaimWaitParams struct {
+	Ids       []uuid.UUID
+	WorkerIds []uuid.UUID
+}
+
+type UnitClaimWaitRow struct {
+	ID           uuid.UUID
+	TenantID     string
+	Kind         RunKind
+	Epoch        int32
+	WakeSeq      int32
+	RootRunID    uuid.UUID
+	ParentRunID  *uuid.UUID
+	Depth        int32
+	Agent        string
+	AgentVersion int32
+	SessionID    uuid.UUID
+	RequestSeq   int64
+	UserID       *string
+	Input        []byte
+	Steps        int32
+	ModelCalls   int32
+	CallAttempts int32
+	CallLimited  int32
+	Losses       int32
+	DeadlineAt   *time.Time
+	StartedAt    *time.Time
+}
+
+// UnitClaim, but waits for what others hold.
+func (q *Queries) UnitClaimWait(ctx context.Context, db DBTX, arg UnitClaimWaitParams) ([]UnitClaimWaitRow, error) {
+	rows, err := db.Query(ctx, unitClaimWait, arg.Ids, arg.WorkerIds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []UnitClaimWaitRow
+	for rows.Next() {
+		var i UnitClaimWaitRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.TenantID,
+			&i.Kind,
+			&i.Epoch,
+			&i.WakeSeq,
+			&i.RootRunID,
+			&i.ParentRunID,
+			&i.Depth,
+			&i.Agent,
+			&i.AgentVersion,
+			&i.SessionID,
+			&i.RequestSeq,
+			&i.UserID,
+			&i.Input,
+			&i.Steps,
+			&i.ModelCalls,
+			&i.CallAttempts,
+			&i.CallLimited,
+			&i.Losses,
+			&i.DeadlineAt,
+			&i.StartedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const unitClaimable = `-- name: UnitClaimable :many
+SELECT id FROM run WHERE id = ANY ($1::uuid[]) AND state = 'queued' AND admitted_at IS NOT NULL
+`
+
+// Which runs may still be claimed.
+func (q *Queries) UnitClaimable(ctx context.Context, db DBTX, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := db.Query(ctx, unitClaimable, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const unitEventExists = `-- name: UnitEventExists :one
 SELECT EXISTS (SELECT FROM event WHERE session_id = $1 AND seq = $2 AND run_id = $3 AND type = ($4::text)::event_type)
 `
@@ -337,48 +567,6 @@ func (q *Queries) UnitRunAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) er
 	return err
 }
 
-const unitRunInput = `-- name: UnitRunInput :many
-SELECT r.id, r.input, s.conversation_ref, s.context_from_seq, s.channel_type, s.external_id
-FROM run r JOIN session s ON s.id = r.session_id
-WHERE r.id = ANY ($1::uuid[])
-`
-
-type UnitRunInputRow struct {
-	ID              uuid.UUID
-	Input           []byte
-	ConversationRef string
-	ContextFromSeq  int64
-	ChannelType     string
-	ExternalID      *string
-}
-
-func (q *Queries) UnitRunInput(ctx context.Context, db DBTX, ids []uuid.UUID) ([]UnitRunInputRow, error) {
-	rows, err := db.Query(ctx, unitRunInput, ids)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []UnitRunInputRow
-	for rows.Next() {
-		var i UnitRunInputRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Input,
-			&i.ConversationRef,
-			&i.ContextFromSeq,
-			&i.ChannelType,
-			&i.ExternalID,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const unitRunInsert = `-- name: UnitRunInsert :exec
 INSERT INTO run (id, tenant_id, kind, queue, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq,
                  in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, retry_of, steps, model_calls)
@@ -672,6 +860,47 @@ func (q *Queries) UnitRunLockWait(ctx context.Context, db DBTX, ids []uuid.UUID)
 			&i.FinishedAt,
 			&i.WaitsFor,
 			&i.EndReason,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const unitRunSession = `-- name: UnitRunSession :many
+SELECT r.id, s.conversation_ref, s.context_from_seq, s.channel_type, s.external_id
+FROM run r JOIN session s ON s.id = r.session_id
+WHERE r.id = ANY ($1::uuid[])
+`
+
+type UnitRunSessionRow struct {
+	ID              uuid.UUID
+	ConversationRef string
+	ContextFromSeq  int64
+	ChannelType     string
+	ExternalID      *string
+}
+
+// What a claimed run has to know of its session.
+func (q *Queries) UnitRunSession(ctx context.Context, db DBTX, ids []uuid.UUID) ([]UnitRunSessionRow, error) {
+	rows, err := db.Query(ctx, unitRunSession, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []UnitRunSessionRow
+	for rows.Next() {
+		var i UnitRunSessionRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.ConversationRef,
+			&i.ContextFromSeq,
+			&i.ChannelType,
+			&i.ExternalID,
 		); err != nil {
 			return nil, err
 		}
@@ -1410,21 +1639,6 @@ func (q *Queries) UnitWorkerShare(ctx context.Context, db DBTX, ids []uuid.UUID)
 		return nil, err
 	}
 	return items, nil
-}
-
-const unitXact = `-- name: UnitXact :one
-
-SELECT pg_current_xact_id()::text AS xid
-`
-
-// The statements of the committer's unit of work: it locks rows, judges them
-// in Go and writes what changed, many runs at once. Lock queries come in two
-// forms: one passes over what another transaction holds, one waits for it.
-func (q *Queries) UnitXact(ctx context.Context, db DBTX) (string, error) {
-	row := db.QueryRow(ctx, unitXact)
-	var xid string
-	err := row.Scan(&xid)
-	return xid, err
 }
 
 const unitXactStatus = `-- name: UnitXactStatus :one

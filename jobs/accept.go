@@ -166,7 +166,7 @@ func (o *acceptOp) prepare() {
 			o.session = newID()
 		}
 		o.create = newSessionOf(o.p.TenantID, o.session, o.terms.Agent, o.p.Session)
-		o.create.opening = opening{EventSeq: 2, HeadRunID: o.run, Turns: 1} // the request, and that the agent thinks
+		o.create.opening = openingOf(o.run)
 		if o.message != nil {
 			o.create.MessageSeq = 1
 		}

@@ -253,7 +253,7 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 	}
 	// A parent that was woken and then ended needs no job.
 	u.nudges = keep(u.nudges, func(j nudge) bool { row := u.runs[j.run]; return row == nil || !row.final() })
-	uncertain, err := u.flush(ctx, conn.Conn(), r.insert)
+	uncertain, err := u.flush(ctx, conn.Conn(), r.insert, r.embed)
 	if uncertain {
 		_ = conn.Conn().Close(ctx)
 		err = r.committer.settle(context.WithoutCancel(ctx), u, err)

@@ -3,10 +3,13 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-run/weir/db"
 )
@@ -57,7 +60,8 @@ type Step struct {
 }
 
 // Claim makes worker the owner of a queued, admitted run, under a new epoch.
-// Errors: ErrNotQueued for a spare nudge, ErrWorkerGone.
+// Errors: ErrNotQueued for a spare nudge, ErrWorkerGone; ErrUnknownOutcome when
+// the connection broke: if worker owns the run now, nobody carries it.
 func (r *Runs) Claim(ctx context.Context, worker, id uuid.UUID) (*Run, error) {
 	o := &claimOp{worker: worker, id: id}
 	if err := r.committer.do(ctx, o); err != nil {
@@ -88,60 +92,103 @@ func (r *Run) note(seq int32, status db.StepStatus) {
 	}
 }
 
+// claimOp is no op like the others: claims have units of their own, which take
+// one round trip, since whether a run may be claimed its row alone tells.
 type claimOp struct {
 	worker, id uuid.UUID
 	out        *Run
 }
 
-func (o *claimOp) lane() uuid.UUID { return o.id }
+var errClaim = errors.New("claims have units of their own")
 
-func (o *claimOp) needs(n *needs) {
-	n.workers = append(n.workers, o.worker)
-	n.runs = append(n.runs, o.id)
-	n.inputs = append(n.inputs, o.id)
-}
+func (o *claimOp) lane() uuid.UUID   { return o.id }
+func (o *claimOp) needs(*needs)      {}
+func (o *claimOp) apply(*unit) error { return errClaim }
 
-func (o *claimOp) apply(u *unit) error {
-	r, err := u.run(o.id)
-	if err != nil {
-		return err
-	}
-	if r.State != db.RunStateQueued || r.AdmittedAt == nil {
-		return ErrNotQueued
-	}
-	if u.workers[o.worker] != db.WorkerStateLive {
-		return ErrWorkerGone
-	}
-	r.State, r.WorkerID = db.RunStateRunning, &o.worker
-	r.Epoch++
-	r.Nudges = 0
-	if r.StartedAt == nil {
-		r.StartedAt = &u.now
-	}
-	if r.DeadlineAt == nil {
-		deadline := u.now.Add(time.Duration(r.TimeLeftMs) * time.Millisecond)
-		r.DeadlineAt = &deadline
-	}
-	r.dirty = true
+func isClaim(it *item) bool { _, ok := it.op.(*claimOp); return ok }
 
-	in := u.inputs[o.id]
-	o.out = &Run{
-		ID: r.ID, TenantID: r.TenantID, Kind: r.Kind, Epoch: r.Epoch, WakeSeq: r.WakeSeq, RootRunID: r.RootRunID,
-		ParentRunID: r.ParentRunID, Depth: r.Depth, Agent: r.Agent, AgentVersion: r.AgentVersion, SessionID: r.SessionID,
-		ConversationRef: in.ConversationRef, ExternalID: orEmpty(in.ExternalID), ChannelType: in.ChannelType, RequestSeq: r.RequestSeq,
-		ContextFromSeq: in.ContextFromSeq, UserID: orEmpty(r.UserID), Input: in.Input, ModelCalls: r.ModelCalls,
-		CallAttempts: r.CallAttempts, CallLimited: r.CallLimited, Losses: r.Losses, TimeLeft: r.DeadlineAt.Sub(u.now), StartedAt: *r.StartedAt,
-	}
-	o.out.ModelCalls = 0
-	for _, s := range u.steps[o.id] {
-		o.out.note(s.Seq, s.Status)
-		if s.Kind == db.StepKindModel && s.Status == db.StepStatusDone {
-			o.out.ModelCalls++
+// claim is the transaction of a unit of claims. It waits so long for each lock;
+// with 0 it passes over runs that others hold. It reports whether COMMIT was on
+// its way when it failed.
+func (u *unit) claim(ctx context.Context, conn *pgx.Conn, items []*item, wait time.Duration) (errs []error, uncertain bool, err error) {
+	var (
+		p         db.Pipeline
+		arg       db.UnitClaimParams
+		live      []uuid.UUID
+		workers   []db.UnitWorkerShareRow
+		claimable []uuid.UUID
+		sessions  []db.UnitRunSessionRow
+		steps     []db.UnitStepsOfRow
+	)
+	errs = make([]error, len(items))
+	asked := make(map[uuid.UUID]*claimOp, len(items))
+	for i, it := range items {
+		o := it.op.(*claimOp)
+		if asked[o.id] != nil {
+			errs[i] = errRequeue // two nudges of one run: the other's outcome decides
+			continue
 		}
-		o.out.Steps = append(o.out.Steps, Step{
+		o.out = nil
+		asked[o.id] = o
+		arg.Ids, arg.WorkerIds = append(arg.Ids, o.id), append(arg.WorkerIds, o.worker)
+	}
+	p.Begin(&u.xid, &u.now, &u.clock)
+	if wait > 0 {
+		p.LockTimeout(wait.String())
+	}
+	p.UnitWorkerShare(distinct(arg.WorkerIds), &workers)
+	p.UnitClaim(arg, wait > 0, &u.claimed)
+	p.UnitClaimable(arg.Ids, &claimable)
+	p.UnitRunSession(arg.Ids, &sessions)
+	p.UnitStepsOf(arg.Ids, &steps)
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
+		return nil, isConnError(err), err
+	}
+
+	for _, w := range workers {
+		if w.State == db.WorkerStateLive {
+			live = append(live, w.ID)
+		}
+	}
+	for _, r := range u.claimed {
+		asked[r.ID].out = u.claimedRun(r)
+	}
+	for _, s := range sessions {
+		if run := asked[s.ID].out; run != nil {
+			run.ConversationRef, run.ExternalID = s.ConversationRef, orEmpty(s.ExternalID)
+			run.ChannelType, run.ContextFromSeq = s.ChannelType, s.ContextFromSeq
+		}
+	}
+	for _, s := range steps {
+		run := asked[s.RunID].out
+		if run == nil {
+			continue
+		}
+		run.note(s.Seq, s.Status)
+		run.Steps = append(run.Steps, Step{
 			Seq: s.Seq, Kind: s.Kind, Status: s.Status, CallID: s.CallID, Name: s.Name, Attempt: s.Attempt, Output: s.Output, Epoch: s.Epoch,
 		})
 	}
-	r.Steps, r.ModelCalls = o.out.done, o.out.ModelCalls
-	return nil
+	for i, it := range items {
+		switch o := it.op.(*claimOp); {
+		case errs[i] != nil, o.out != nil:
+		case !slices.Contains(claimable, o.id):
+			errs[i] = ErrNotQueued
+		case !slices.Contains(live, o.worker):
+			errs[i] = ErrWorkerGone
+		default:
+			errs[i] = errRowHeld
+		}
+	}
+	return errs, false, nil
+}
+
+func (u *unit) claimedRun(r db.UnitClaimRow) *Run {
+	return &Run{
+		ID: r.ID, TenantID: r.TenantID, Kind: r.Kind, Epoch: r.Epoch, WakeSeq: r.WakeSeq, RootRunID: r.RootRunID,
+		ParentRunID: r.ParentRunID, Depth: r.Depth, Agent: r.Agent, AgentVersion: r.AgentVersion, SessionID: r.SessionID,
+		RequestSeq: r.RequestSeq, UserID: orEmpty(r.UserID), Input: r.Input, ModelCalls: r.ModelCalls,
+		CallAttempts: r.CallAttempts, CallLimited: r.CallLimited, Losses: r.Losses, TimeLeft: r.DeadlineAt.Sub(u.now), StartedAt: *r.StartedAt,
+	}
 }

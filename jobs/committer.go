@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs/bus"
 )
 
 const (
@@ -42,11 +44,13 @@ type committer struct {
 	pool    *pgxpool.Pool
 	queries *db.Queries
 	insert  *river.Client[pgx.Tx]
-	publish func(*unit)
+	embed   func(*unit) []bus.Notification // what to notify in its transaction
+	publish func(*unit)                    // after its commit
 	log     *slog.Logger
 	metrics *committerMetrics
 
 	writers []chan *item
+	claims  chan *item // to a writer of their own
 	held    chan *item // ops that the writers passed over too often
 	seed    maphash.Seed
 	giveUp  time.Duration
@@ -81,15 +85,16 @@ func (it *item) size() int {
 	return 0
 }
 
-func newCommitter(pool *pgxpool.Pool, insert *river.Client[pgx.Tx], publish func(*unit), log *slog.Logger, writers int) *committer {
+func newCommitter(r *Runs, pool *pgxpool.Pool, writers int) *committer {
 	c := &committer{
-		pool: pool, queries: db.New(), insert: insert, publish: publish, log: log, metrics: &committerMetrics{},
-		held: make(chan *item, maxUnit), seed: maphash.MakeSeed(), giveUp: giveUpAfter,
+		pool: pool, queries: db.New(), insert: r.insert, embed: r.embed, publish: r.publish, log: r.log, metrics: &committerMetrics{},
+		claims: make(chan *item, 4*maxUnit), held: make(chan *item, maxUnit), seed: maphash.MakeSeed(), giveUp: giveUpAfter,
 		done: make(chan struct{}), ended: make(chan struct{}),
 	}
 	for range writers {
-		ch := make(chan *item, 4*maxUnit)
-		c.writers = append(c.writers, ch)
+		c.writers = append(c.writers, make(chan *item, 4*maxUnit))
+	}
+	for _, ch := range append(slices.Clone(c.writers), c.claims) {
 		c.wg.Add(1)
 		go c.write(ch)
 	}
@@ -116,6 +121,9 @@ func (c *committer) do(ctx context.Context, o op) error {
 	it := &item{op: o, ctx: ctx, since: time.Now(), result: make(chan error, 1)}
 	lane := o.lane()
 	writer := c.writers[maphash.Bytes(c.seed, lane[:])%uint64(len(c.writers))]
+	if isClaim(it) {
+		writer = c.claims
+	}
 	select {
 	case <-c.done:
 		return ErrClosed
@@ -219,7 +227,7 @@ func (c *committer) writeHeld() {
 		}
 		var unit, rest []*item
 		for _, it := range items {
-			if first := items[0]; it.apart == first.apart && (!it.apart || it.op.lane() == first.op.lane()) {
+			if first := items[0]; isClaim(it) == isClaim(first) && it.apart == first.apart && (!it.apart || it.op.lane() == first.op.lane()) {
 				unit = append(unit, it)
 			} else {
 				rest = append(rest, it)
@@ -360,36 +368,30 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 			u, errs, err = nil, nil, &panicError{p, debug.Stack()}
 		}
 	}()
-	var n needs
-	for _, it := range items {
-		it.op.needs(&n)
+	var uncertain bool
+	if isClaim(items[0]) {
+		errs, uncertain, err = c.claim(ctx, conn.Conn(), u, items, wait)
+	} else {
+		errs, uncertain, err = c.change(ctx, conn.Conn(), u, items, wait)
 	}
-	if err := u.load(ctx, conn.Conn(), &n, wait); err != nil {
-		rollback(conn)
-		return nil, nil, err
-	}
-	if c.afterLoad != nil {
-		if err := c.afterLoad(u); err != nil {
-			rollback(conn)
-			return nil, nil, err
-		}
-	}
-	errs = make([]error, len(items))
-	for i, it := range items {
-		errs[i] = it.op.apply(u)
-	}
-	uncertain, err := u.flush(ctx, conn.Conn(), c.insert)
 	if err == nil && c.afterCommit != nil {
 		err = c.afterCommit(u)
 		uncertain = err != nil
 	}
 	switch {
+	case uncertain && u.xid == "":
+		_ = conn.Conn().Close(ctx)
+		if _, said := errors.AsType[*pgconn.PgError](err); said || pgconn.SafeToRetry(err) { // before it began
+			return nil, nil, err
+		}
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 	case uncertain:
 		_ = conn.Conn().Close(ctx)
 		conn.Release() // all units may be in this at once, and each needs another connection
 		if err := c.settle(context.Background(), u, err); err != nil {
 			return nil, nil, err
 		}
+		u.embedded = false // what it said may be lost with the connection's server: say it again
 	case err != nil:
 		rollback(conn)
 		return nil, nil, err
@@ -398,6 +400,37 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 	c.metrics.ops.Add(int64(len(items)))
 	c.metrics.steps.Add(u.finishedSteps())
 	return u, errs, nil
+}
+
+// change loads what ops need, lets them judge and writes what they changed.
+func (c *committer) change(ctx context.Context, conn *pgx.Conn, u *unit, items []*item, wait time.Duration) (errs []error, uncertain bool, err error) {
+	var n needs
+	for _, it := range items {
+		it.op.needs(&n)
+	}
+	if err := u.load(ctx, conn, &n, wait); err != nil {
+		return nil, false, err
+	}
+	if c.afterLoad != nil {
+		if err := c.afterLoad(u); err != nil {
+			return nil, false, err
+		}
+	}
+	errs = make([]error, len(items))
+	for i, it := range items {
+		errs[i] = it.op.apply(u)
+	}
+	uncertain, err = u.flush(ctx, conn, c.insert, c.embed)
+	return errs, uncertain, err
+}
+
+func (c *committer) claim(ctx context.Context, conn *pgx.Conn, u *unit, items []*item, wait time.Duration) (errs []error, uncertain bool, err error) {
+	if c.afterLoad != nil {
+		if err := c.afterLoad(u); err != nil {
+			return nil, false, err
+		}
+	}
+	return u.claim(ctx, conn, items, wait)
 }
 
 // settle finds out, on another connection, what became of a commit whose
@@ -442,6 +475,9 @@ func (u *unit) evidence(ctx context.Context, q *db.Queries, pool *pgxpool.Pool) 
 	}
 	if s := u.put.ends; len(s.Seqs) > 0 {
 		return q.UnitStepIs(ctx, pool, db.UnitStepIsParams{RunID: s.RunIds[0], Seq: s.Seqs[0], Status: s.Statuses[0], Epoch: s.Epochs[0]})
+	}
+	for _, r := range u.claimed {
+		return q.UnitRunIs(ctx, pool, db.UnitRunIsParams{ID: r.ID, Epoch: r.Epoch, WakeSeq: r.WakeSeq, State: string(db.RunStateRunning), Steps: r.Steps})
 	}
 	for _, r := range u.runs {
 		if r.dirty {

@@ -290,9 +290,34 @@ func TestLostAnswers(t *testing.T) {
 		t.Parallel()
 		w := &wire{}
 		f := machine(t, dbtest.URL(t), w.configure)
-		f.runs.committer.afterLoad = func(*unit) error { w.deafen.Store(true); return nil }
+		f.runs.committer.afterLoad = func(u *unit) error { w.deafen.Store(u.xid != ""); return nil } // not of claims
 		story(t, f)
 		require.Zero(t, f.runs.committer.metrics.retries.Load())
+	})
+	t.Run("ClaimIsGivenBackWhenTheNetworkLosesItsAnswer", func(t *testing.T) {
+		t.Parallel()
+		w := &wire{}
+		f := machine(t, dbtest.URL(t), w.configure)
+		a, worker := f.accept("s"), f.worker()
+		f.runs.committer.afterLoad = func(*unit) error { w.deafen.Store(true); return nil }
+		_, err := f.runs.Claim(f.ctx, worker, a.RunID)
+		require.ErrorIs(t, err, ErrUnknownOutcome)
+		f.runs.committer.afterLoad = nil
+		require.Eventually(t, func() bool { return f.state(a.RunID) == db.RunStateRunning }, limit, time.Millisecond)
+		given, err := f.runs.GiveBack(f.ctx, a.RunID, worker)
+		require.NoError(t, err)
+		require.True(t, given)
+		require.Equal(t, int32(3), f.claim(a.RunID).Epoch) // each hand-over is one, too
+		f.holds("default")
+	})
+	t.Run("ClaimOverABrokenConnectionIsRepeated", func(t *testing.T) {
+		t.Parallel()
+		w := &wire{}
+		f := machine(t, dbtest.URL(t), w.configure)
+		a := f.accept("s")
+		var once sync.Once
+		f.runs.committer.afterLoad = func(*unit) error { once.Do(func() { w.cut.Store(true) }); return nil }
+		require.Equal(t, int32(1), f.claim(a.RunID).Epoch)
 	})
 	t.Run("CommitThatNeverArrivesIsRepeatedOnce", func(t *testing.T) {
 		t.Parallel()
@@ -398,7 +423,7 @@ func TestLostAnswers(t *testing.T) {
 		err := <-answer
 		require.ErrorIs(t, err, ErrUnknownOutcome)
 		require.NotErrorAs(t, err, new(*UnavailableError))
-		f.runs.committer = newCommitter(f.hot, f.runs.insert, f.runs.publish, f.runs.log, 1) // for the fixture to close
+		f.runs.committer = newCommitter(f.runs, f.hot, 1) // for the fixture to close
 	})
 	t.Run("CallerThatGaveUpMayGoOn", func(t *testing.T) { // -race sees what the writer still reads
 		t.Parallel()
@@ -622,14 +647,16 @@ func TestHeldRows(t *testing.T) {
 		began := time.Now()
 		f.runs.committer.close()
 		require.ErrorAs(t, <-answer, new(*UnavailableError))
-		require.Less(t, time.Since(began), 5*time.Second)                                    // it is what one wait takes
-		f.runs.committer = newCommitter(f.hot, f.runs.insert, f.runs.publish, f.runs.log, 1) // for the fixture to close
+		require.Less(t, time.Since(began), 5*time.Second) // it is what one wait takes
+		f.runs.committer = newCommitter(f.runs, f.hot, 1) // for the fixture to close
 	})
 	t.Run("RunThatIsNotThereIsNotFound", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		_, err := f.runs.Claim(f.ctx, f.worker(), newID())
+		_, err := f.runs.Wake(f.ctx, Ref{ID: newID()}, db.WaitKindTimer)
 		require.ErrorAs(t, err, new(*NotFoundError))
+		_, err = f.runs.Claim(f.ctx, f.worker(), newID())
+		require.ErrorIs(t, err, ErrNotQueued)
 	})
 	t.Run("FactsOfOneUserDoNotDeadlock", func(t *testing.T) {
 		t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,7 +64,7 @@ func New(c Config) (*Runs, error) {
 		c.Writers = 2
 	}
 	r := &Runs{pool: c.Pool, queries: db.New(), insert: insert, bus: c.Bus, masker: c.Masker, log: c.Log}
-	r.committer = newCommitter(c.Hot, insert, r.publish, c.Log, c.Writers)
+	r.committer = newCommitter(r, c.Hot, c.Writers)
 	r.outcomes.init(r)
 	return r, nil
 }
@@ -77,30 +78,49 @@ func (r *Runs) Close() {
 // Bus tells of changes.
 func (r *Runs) Bus() *bus.Bus { return r.bus }
 
-// publish tells other processes what a unit has done.
+// publish tells this and other processes what a unit has done.
 func (r *Runs) publish(u *unit) {
-	var queues []string
+	queues, messages := u.news()
+	switch {
+	case u.embedded:
+		r.bus.Deliver(messages)
+	case len(queues)+len(messages) > 0:
+		r.bus.Publish(queues, messages...)
+	}
+}
+
+// embed lets a unit of a quiet process notify in its own transaction.
+func (r *Runs) embed(u *unit) []bus.Notification {
+	queues, messages := u.news()
+	if len(queues)+len(messages) == 0 {
+		return nil
+	}
+	var n []bus.Notification
+	n, u.embedded = r.bus.Embed(queues, messages)
+	return n
+}
+
+// news is what others have to know of a unit: queues that received jobs, and
+// messages.
+func (u *unit) news() (queues []string, messages []bus.Message) {
 	for _, n := range u.nudges {
-		if len(queues) == 0 || queues[len(queues)-1] != n.queue {
+		if !slices.Contains(queues, n.queue) {
 			queues = append(queues, n.queue)
 		}
 	}
-	msgs := make([]bus.Message, 0, len(u.changes.ended)+len(u.changes.control)+2)
 	for _, id := range u.changes.ended {
-		msgs = append(msgs, bus.Message{Topic: bus.RunEnded, ID: id})
+		messages = append(messages, bus.Message{Topic: bus.RunEnded, ID: id})
 	}
 	for _, id := range u.changes.control {
-		msgs = append(msgs, bus.Message{Topic: bus.RunControl, ID: id})
+		messages = append(messages, bus.Message{Topic: bus.RunControl, ID: id})
 	}
 	if u.changes.limits {
-		msgs = append(msgs, bus.Message{Topic: bus.Limits})
+		messages = append(messages, bus.Message{Topic: bus.Limits})
 	}
 	if u.changes.waits {
-		msgs = append(msgs, bus.Message{Topic: bus.Waits})
+		messages = append(messages, bus.Message{Topic: bus.Waits})
 	}
-	if len(queues)+len(msgs) > 0 {
-		r.bus.Publish(queues, msgs...)
-	}
+	return queues, messages
 }
 
 // Outcome is how a run ended.

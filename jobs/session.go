@@ -57,6 +57,10 @@ type opening struct {
 	Turns                int64
 }
 
+// openingOf is that of a session that begins with a turn: its request, and that
+// the agent thinks.
+func openingOf(run uuid.UUID) opening { return opening{EventSeq: 2, HeadRunID: run, Turns: 1} }
+
 func newSessionOf(tenant string, id uuid.UUID, agent string, spec SessionSpec) *newSession {
 	if spec.Kind == "" {
 		spec.Kind = "dm"

@@ -75,7 +75,9 @@ func (o *spawnOp) lane() uuid.UUID { return o.parent.SessionID }
 func (o *spawnOp) size() int { return 2 * len(o.input) }
 
 func (o *spawnOp) needs(n *needs) {
-	n.create = append(n.create, newSessionOf(o.parent.TenantID, o.session, o.p.Terms.Agent, o.p.Spec))
+	s := newSessionOf(o.parent.TenantID, o.session, o.p.Terms.Agent, o.p.Spec)
+	s.opening = openingOf(o.child)
+	n.create = append(n.create, s)
 	n.sessions = append(n.sessions, o.parent.SessionID)
 	n.runs = append(n.runs, o.parent.ID, o.parent.RootRunID)
 }

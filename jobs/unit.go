@@ -14,6 +14,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs/bus"
 )
 
 // An op is one change to the state machine. Ops of one unit are judged one
@@ -32,13 +33,12 @@ type op interface {
 
 // needs collects what a unit must lock and read before it can judge.
 type needs struct {
-	sessions, runs, workers []uuid.UUID
-	ending                  []uuid.UUID // sessions in whose lane a turn may end
-	inputs                  []uuid.UUID // runs that are claimed: their input and steps
-	create                  []*newSession
-	keys                    []*keyClaim
-	usage                   []usageKey
-	waits                   []uuid.UUID // runs whose wait may be over
+	sessions, runs []uuid.UUID
+	ending         []uuid.UUID // sessions in whose lane a turn may end
+	create         []*newSession
+	keys           []*keyClaim
+	usage          []usageKey
+	waits          []uuid.UUID // runs whose wait may be over
 }
 
 type usageKey struct {
@@ -64,15 +64,13 @@ type unit struct {
 
 	runs     map[uuid.UUID]*runRow
 	sessions map[uuid.UUID]*sessionRow
-	workers  map[uuid.UUID]db.WorkerState
 	laneNext map[uuid.UUID]db.UnitLaneNextRow
-	inputs   map[uuid.UUID]db.UnitRunInputRow
-	steps    map[uuid.UUID][]db.UnitStepsOfRow
 	keys     map[[3]string]db.UnitIdempotencyHoldersRow
 	knownUse map[usageKey]bool
 	waitDue  map[uuid.UUID]bool
 
 	created  []uuid.UUID // sessions this transaction made
+	claimed  []db.UnitClaimRow
 	newRuns  []*runRow
 	admitted []uuid.UUID // by promotion, rows not loaded
 	dropKeys []*keyClaim
@@ -84,6 +82,7 @@ type unit struct {
 	putEnds  map[stepKey]int   // where in put.ends
 	putFacts map[[5]string]int // where in put.facts
 	changes  changes
+	embedded bool // its transaction told the changes
 }
 
 // puts are the rows a unit inserts.
@@ -193,22 +192,16 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 		created  []uuid.UUID
 		sessions []db.UnitSessionLockRow
 		runs     []db.UnitRunLockRow
-		workers  []db.UnitWorkerShareRow
 		next     []db.UnitLaneNextRow
-		inputs   []db.UnitRunInputRow
-		steps    []db.UnitStepsOfRow
 		known    []db.UnitUsageKnownRow
 		due      []uuid.UUID
 	)
-	p.Begin(&u.xid)
+	p.Begin(&u.xid, &u.now, &u.clock)
 	if wait > 0 {
 		p.LockTimeout(wait.String())
 	}
-	// What can block comes first and in one order for everyone: workers, keys,
+	// What can block comes first and in one order for everyone: keys,
 	// new sessions. What follows never waits, or holds nothing others wait for.
-	if len(n.workers) > 0 {
-		p.UnitWorkerShare(distinct(n.workers), &workers)
-	}
 	if len(n.keys) > 0 {
 		slices.SortStableFunc(n.keys, func(a, b *keyClaim) int { // of one key's claims the first counts
 			x, y := a.id(), b.id()
@@ -231,11 +224,6 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 	if len(n.ending) > 0 {
 		p.UnitLaneNext(distinct(n.ending), &next)
 	}
-	if len(n.inputs) > 0 {
-		ids := distinct(n.inputs)
-		p.UnitRunInput(ids, &inputs)
-		p.UnitStepsOf(ids, &steps)
-	}
 	if len(n.usage) > 0 {
 		var arg db.UnitUsageKnownParams
 		for _, k := range n.usage {
@@ -246,13 +234,10 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 	if len(n.waits) > 0 {
 		p.UnitWaitDue(n.waits, &due)
 	}
-	var now, clock time.Time
-	p.Now(&now, &clock)
 	if err := p.Send(ctx, conn); err != nil {
 		return err
 	}
 
-	u.now, u.clock = now, clock
 	u.hold(sessions, runs)
 	u.created = created
 	for _, id := range created {
@@ -262,21 +247,9 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 			}
 		}
 	}
-	u.workers = make(map[uuid.UUID]db.WorkerState, len(workers))
-	for _, w := range workers {
-		u.workers[w.ID] = w.State
-	}
 	u.laneNext = make(map[uuid.UUID]db.UnitLaneNextRow, len(next))
 	for _, l := range next {
 		u.laneNext[l.SessionID] = l
-	}
-	u.inputs = make(map[uuid.UUID]db.UnitRunInputRow, len(inputs))
-	for _, in := range inputs {
-		u.inputs[in.ID] = in
-	}
-	u.steps = make(map[uuid.UUID][]db.UnitStepsOfRow)
-	for _, s := range steps {
-		u.steps[s.RunID] = append(u.steps[s.RunID], s)
 	}
 	u.keys = make(map[[3]string]db.UnitIdempotencyHoldersRow, len(holders))
 	for _, h := range holders {
@@ -319,7 +292,7 @@ func (u *unit) holdMore(ctx context.Context, conn *pgx.Conn, sessions, runs []uu
 
 // flush inserts the jobs, writes what changed and commits. It reports whether
 // COMMIT was on its way when it failed, so that its outcome is unknown.
-func (u *unit) flush(ctx context.Context, conn *pgx.Conn, queue *river.Client[pgx.Tx]) (uncertain bool, err error) {
+func (u *unit) flush(ctx context.Context, conn *pgx.Conn, queue *river.Client[pgx.Tx], embed func(*unit) []bus.Notification) (uncertain bool, err error) {
 	if len(u.nudges) > 0 {
 		jobs := make([]river.InsertManyParams, len(u.nudges))
 		for i, n := range u.nudges {
@@ -331,6 +304,9 @@ func (u *unit) flush(ctx context.Context, conn *pgx.Conn, queue *river.Client[pg
 	}
 	var p db.Pipeline
 	u.write(&p)
+	for _, n := range embed(u) {
+		p.Notify(n.Channel, n.Payload)
+	}
 	p.Commit()
 	if err := p.Send(ctx, conn); err != nil {
 		return isConnError(err), err

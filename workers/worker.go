@@ -374,7 +374,7 @@ func (s *seat) work(id uuid.UUID, queue string) {
 	switch {
 	case errors.Is(err, jobs.ErrNotQueued):
 		return // a spare nudge
-	case errors.Is(err, jobs.ErrWorkerGone):
+	case errors.Is(err, jobs.ErrWorkerGone), errors.Is(err, jobs.ErrUnknownOutcome): // the look hands it back, if it is ours
 		s.renudge(id)
 		return
 	case err != nil:

@@ -148,11 +148,11 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 			return err
 		}
 		defer models.Close()
-		pool, done, err := p.workPool(soft)
+		pool, err := p.workPool(soft)
 		if err != nil {
 			return err
 		}
-		defer done()
+		defer pool.Close()
 		worker = workers.New(workers.Config{
 			Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: p.log, Version: buildVersion(),
 			Slots: p.config.Slots, Queues: p.config.Queues, Heartbeat: p.config.Heartbeat, Lease: p.config.Lease, Drain: p.config.Drain,

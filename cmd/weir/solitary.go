@@ -104,11 +104,11 @@ func runSolitary(cmd *cobra.Command, c *config) error {
 		return err
 	}
 	defer models.Close()
-	pool, done, err := p.workPool(soft)
+	pool, err := p.workPool(soft)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer pool.Close()
 	worker := workers.New(workers.Config{
 		Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: log, Version: buildVersion(), Slots: 1,
 		Heartbeat: c.Heartbeat, Lease: c.Lease, Drain: c.Drain, Secret: secretOf, AllowPrivate: c.Tools.HTTP.AllowPrivate,

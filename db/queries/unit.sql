@@ -2,8 +2,8 @@
 -- in Go and writes what changed, many runs at once. Lock queries come in two
 -- forms: one passes over what another transaction holds, one waits for it.
 
--- name: UnitXact :one
-SELECT pg_current_xact_id()::text AS xid;
+-- name: UnitBegin :one
+SELECT pg_current_xact_id()::text AS xid, weir_now()::timestamptz AS now, clock_timestamp()::timestamptz AS clock;
 
 -- name: UnitIdempotencyClaim :many
 -- Keys older than a day are free again.
@@ -90,8 +90,53 @@ WHERE r.id IN (SELECT DISTINCT ON (q.session_id) q.id FROM run q
                ORDER BY q.session_id, q.request_seq)
 FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: UnitRunInput :many
-SELECT r.id, r.input, s.conversation_ref, s.context_from_seq, s.channel_type, s.external_id
+-- name: UnitClaim :many
+-- Makes workers, which UnitWorkerShare has locked, the owners of admitted runs,
+-- but of those that others hold. It locks and judges by the same row alone. The
+-- stored steps tell how far a run is that was claimed before.
+UPDATE run r
+SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
+    started_at = coalesce(r.started_at, weir_now()),
+    deadline_at = coalesce(r.deadline_at, weir_now() + r.time_left_ms * interval '1 millisecond'),
+    steps = CASE WHEN r.epoch = 0 THEN r.steps ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done') END,
+    model_calls = CASE WHEN r.epoch = 0 THEN r.model_calls
+                       ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done' AND s.kind = 'model') END
+FROM (SELECT q.id, w.id AS worker_id
+      FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@worker_ids::uuid[]) AS worker_id) u
+      JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
+      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      ORDER BY q.depth, q.id
+      FOR NO KEY UPDATE OF q SKIP LOCKED) c
+WHERE r.id = c.id
+RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at;
+
+-- name: UnitClaimWait :many
+-- UnitClaim, but waits for what others hold.
+UPDATE run r
+SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
+    started_at = coalesce(r.started_at, weir_now()),
+    deadline_at = coalesce(r.deadline_at, weir_now() + r.time_left_ms * interval '1 millisecond'),
+    steps = CASE WHEN r.epoch = 0 THEN r.steps ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done') END,
+    model_calls = CASE WHEN r.epoch = 0 THEN r.model_calls
+                       ELSE (SELECT count(*) FROM step s WHERE s.run_id = r.id AND s.status = 'done' AND s.kind = 'model') END
+FROM (SELECT q.id, w.id AS worker_id
+      FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@worker_ids::uuid[]) AS worker_id) u
+      JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
+      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      ORDER BY q.depth, q.id
+      FOR NO KEY UPDATE OF q) c
+WHERE r.id = c.id
+RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at;
+
+-- name: UnitClaimable :many
+-- Which runs may still be claimed.
+SELECT id FROM run WHERE id = ANY (@ids::uuid[]) AND state = 'queued' AND admitted_at IS NOT NULL;
+
+-- name: UnitRunSession :many
+-- What a claimed run has to know of its session.
+SELECT r.id, s.conversation_ref, s.context_from_seq, s.channel_type, s.external_id
 FROM run r JOIN session s ON s.id = r.session_id
 WHERE r.id = ANY (@ids::uuid[]);
 

@@ -7,12 +7,16 @@ import (
 	"context"
 	"encoding/base64"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-run/weir/db"
 )
 
 // Topic says what a message is about.
@@ -53,6 +57,7 @@ type Bus struct {
 	outbox []Message
 	queues map[string]bool
 	wakeup chan struct{}
+	last   time.Time // when a transaction last notified
 	alive  bool
 }
 
@@ -191,23 +196,61 @@ func (b *Bus) flush(ctx context.Context) {
 	b.mu.Lock()
 	out, queues := b.outbox, b.queues
 	b.outbox, b.queues = nil, map[string]bool{}
+	b.last = time.Now()
 	b.mu.Unlock()
 	if len(out) == 0 && len(queues) == 0 {
 		return
 	}
 	var batch pgx.Batch
-	for q := range queues {
-		batch.Queue(`SELECT pg_notify(current_schema() || '.river_insert', $1)`, `{"queue":"`+q+`"}`)
+	for _, n := range notifications(slices.Collect(maps.Keys(queues)), out) {
+		batch.Queue(db.Notify, n.Channel, n.Payload)
 	}
-	seen := make(map[Message]bool, len(out))
-	payload := make([]byte, 0, perPayload*encodedLen)
+	if err := b.pool.SendBatch(ctx, &batch).Close(); err != nil && ctx.Err() == nil {
+		b.log.Warn("notify", "error", err)
+	}
+}
+
+// Notification is what one db.Notify says.
+type Notification struct{ Channel, Payload string }
+
+// Embed returns what to notify inside a transaction that is about to commit, if
+// the bus has been quiet: it spares the news a transaction of its own. Once it
+// has committed, Deliver tells those who wait in this process. ok is false
+// while there is much to tell: then Publish after the commit, which gathers
+// it, since NOTIFY serialises the commits of the whole database.
+func (b *Bus) Embed(queues []string, messages []Message) (embedded []Notification, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if len(b.outbox) > 0 || len(b.queues) > 0 || now.Sub(b.last) < spacing {
+		return nil, false
+	}
+	b.last = now
+	return notifications(queues, messages), true
+}
+
+// Deliver tells this process's own subscribers.
+func (b *Bus) Deliver(messages []Message) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range messages {
+		b.deliver(m)
+	}
+}
+
+func notifications(queues []string, messages []Message) (out []Notification) {
+	for _, q := range queues {
+		out = append(out, Notification{db.RiverInserts, `{"queue":"` + q + `"}`})
+	}
+	seen := make(map[Message]bool, len(messages))
+	payload := make([]byte, 0, min(perPayload, len(messages))*encodedLen)
 	send := func() {
 		if len(payload) > 0 {
-			batch.Queue(`SELECT pg_notify($1, $2)`, channel, string(payload))
+			out = append(out, Notification{channel, string(payload)})
 			payload = payload[:0]
 		}
 	}
-	for _, m := range out {
+	for _, m := range messages {
 		if seen[m] {
 			continue
 		}
@@ -219,9 +262,7 @@ func (b *Bus) flush(ctx context.Context) {
 		}
 	}
 	send()
-	if err := b.pool.SendBatch(ctx, &batch).Close(); err != nil && ctx.Err() == nil {
-		b.log.Warn("notify", "error", err)
-	}
+	return out
 }
 
 func (b *Bus) listenLoop(ctx context.Context) {
