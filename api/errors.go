@@ -85,6 +85,13 @@ func (e *UnknownMethodError) Error() string {
 	return "method not found: " + e.Name
 }
 
+// OperatorError says that a method is for tokens of the operators' tenant.
+type OperatorError struct{}
+
+func (*OperatorError) Error() string {
+	return "Insufficient scope: requires a token of tenant 'default'"
+}
+
 // ScopeError says that the caller lacks a scope.
 type ScopeError struct {
 	Scope string
@@ -174,6 +181,9 @@ func wireError(err error) *rpc.Error {
 	if e, ok := errors.AsType[*ScopeError](err); ok {
 		return &rpc.Error{Code: rpc.InternalError, Message: e.Error()}
 	}
+	if e, ok := errors.AsType[*OperatorError](err); ok {
+		return &rpc.Error{Code: rpc.InternalError, Message: e.Error()}
+	}
 	if e := wireJobsError(err); e != nil {
 		return e
 	}
@@ -200,6 +210,14 @@ func wireJobsError(err error) *rpc.Error {
 			Queued    int  `json:"queued"`
 			Retryable bool `json:"retryable"`
 		}{e.Queued, true}}
+	}
+	if e, ok := errors.AsType[*jobs.FullError](err); ok {
+		full := rpc.NotAvailable(e.Error(), retryAfter)
+		full.Data = struct {
+			Queue     string `json:"queue"`
+			Retryable bool   `json:"retryable"`
+		}{e.Queue, true}
+		return full
 	}
 	if e, ok := errors.AsType[*jobs.ConflictError](err); ok {
 		return &rpc.Error{Code: rpc.IdempotencyConflict, Message: e.Error()}

@@ -45,6 +45,7 @@ type Method struct {
 	Ours        bool // not in the published reference
 	ReadOnly    bool // changes nothing
 	Strict      bool // refuses members of params that it does not know
+	Fleet       bool // for tokens of the operators' tenant only
 
 	params, result reflect.Type
 	plan           *plan
@@ -61,6 +62,10 @@ func Ours(m *Method) { m.Ours = true }
 
 // ReadOnly marks a method that changes nothing.
 func ReadOnly(m *Method) { m.ReadOnly = true }
+
+// Fleet marks a method that changes, or shows, what belongs to no tenant: only
+// tokens of the tenant default, the operators', may call it.
+func Fleet(m *Method) { m.Fleet = true }
 
 // Strict makes a method refuse members of params that it does not know.
 func Strict(m *Method) { m.Strict = true }

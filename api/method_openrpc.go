@@ -35,6 +35,7 @@ type (
 		ReadOnly       bool             `json:"x-readOnly,omitempty"`
 		Strict         bool             `json:"x-strict,omitempty"`
 		Ours           bool             `json:"x-ours,omitempty"`
+		Fleet          bool             `json:"x-operators-only,omitempty"`
 	}
 	openDescriptor struct {
 		Name        string             `json:"name"`
@@ -209,6 +210,7 @@ func (r *Registry) document() (json.RawMessage, error) {
 			ReadOnly:       m.ReadOnly,
 			Strict:         m.Strict,
 			Ours:           m.Ours,
+			Fleet:          m.Fleet,
 		})
 	}
 	d.Components.Schemas = shared.components

@@ -99,6 +99,9 @@ func (m *Method) facts() string {
 	if m.Strict {
 		facts = append(facts, "Refuses unknown parameters.")
 	}
+	if m.Fleet {
+		facts = append(facts, "For tokens of tenant `default` only.")
+	}
 	if m.Ours {
 		facts = append(facts, "Not in the published reference.")
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/weir-run/weir/api/rpc"
+	"github.com/weir-run/weir/db"
 )
 
 // Registry holds the methods of the API and finds the one a caller asks for.
@@ -105,6 +106,9 @@ func (m *Method) readBy(caller Scopes) bool {
 
 // Accept runs a call of the method, up to its wait.
 func (m *served) Accept(ctx context.Context, call *rpc.Call) (any, rpc.Wait, error) {
+	if m.Fleet && callerFrom(ctx).TenantID != db.DefaultTenant {
+		return nil, nil, &OperatorError{}
+	}
 	params, key, err := m.bind(call.Params, call.IdempotencyKey)
 	if err != nil {
 		return nil, nil, err

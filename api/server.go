@@ -146,6 +146,14 @@ func (s *Server) methods() []Method {
 		s.defineRunCancel(),
 		s.defineRunRelease(),
 		s.defineRunKill(),
+		Define("queue.list", ScopeAdmin, "Lists the queues of the fleet.", s.queueList, Ours, ReadOnly, Fleet),
+		s.defineQueuePause(),
+		s.defineQueueResume(),
+		s.defineQueueLimit(),
+		Define("tenant.list", ScopeAdmin, "Lists the tenants with their shares.", s.tenantList, Ours, ReadOnly, Fleet),
+		s.defineTenantSet(),
+		s.defineWorkerQuiet(),
+		s.defineWorkerDrain(),
 		Define("worker.list", ScopeAdmin, "Lists the worker processes of the fleet.", s.workerList, Ours, ReadOnly),
 	}
 }

@@ -18,6 +18,7 @@ type WorkerInfo struct {
 	StartedAt   string   `json:"startedAt"`
 	HeartbeatAt string   `json:"heartbeatAt"`
 	Lock        bool     `json:"lock" jsonschema_description:"Whether it holds its advisory lock: its death will be seen at once."`
+	Wanted      string   `json:"wanted,omitempty" jsonschema:"enum=quiet,enum=drain" jsonschema_description:"What an operator wants of it."`
 }
 
 // WorkerListResult is the result of worker.list.
@@ -35,6 +36,7 @@ func (s *Server) workerList(ctx context.Context, _ *struct{}) (*WorkerListResult
 		r.Workers[i] = WorkerInfo{
 			WorkerID: w.ID.String(), Hostname: w.Hostname, PID: w.Pid, State: string(w.State), Version: w.Version, Slots: w.Slots,
 			Running: w.Running, Queues: notNil(w.Queues), StartedAt: timestamp(w.StartedAt), HeartbeatAt: timestamp(w.HeartbeatAt), Lock: w.Lock,
+			Wanted: w.Wanted,
 		}
 	}
 	return r, nil

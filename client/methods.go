@@ -234,6 +234,7 @@ type Worker struct {
 	StartedAt   string   `json:"startedAt"`
 	HeartbeatAt string   `json:"heartbeatAt"`
 	Lock        bool     `json:"lock"`
+	Wanted      string   `json:"wanted,omitempty"` // by an operator: quiet or drain
 }
 
 // Workers lists the fleet.

@@ -253,7 +253,11 @@ func (q *Queries) AgentSuspend(ctx context.Context, db DBTX, arg AgentSuspendPar
 }
 
 const agentVersionInsert = `-- name: AgentVersionInsert :exec
-INSERT INTO agent_version (tenant_id, name, version, config) VALUES ($1, $2, $3, $4)
+WITH v AS (
+    INSERT INTO agent_version (tenant_id, name, version, config) VALUES ($1, $2, $3, $4)
+    RETURNING tenant_id, name, config
+)
+UPDATE agent a SET max_running = (v.config -> 'concurrency' ->> 'maxRunning')::int FROM v WHERE a.tenant_id = v.tenant_id AND a.name = v.name
 `
 
 type AgentVersionInsertParams struct {
@@ -263,6 +267,8 @@ type AgentVersionInsertParams struct {
 	Config   json.RawMessage
 }
 
+// The current version, of an agent that this transaction has written; admission
+// reads its limit.
 func (q *Queries) AgentVersionInsert(ctx context.Context, db DBTX, arg AgentVersionInsertParams) error {
 	_, err := db.Exec(ctx, agentVersionInsert,
 		arg.TenantID,

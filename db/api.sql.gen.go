@@ -860,7 +860,7 @@ func (q *Queries) TaskUpdate(ctx context.Context, db DBTX, arg TaskUpdateParams)
 }
 
 const workerStatus = `-- name: WorkerStatus :many
-SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, w.started_at, w.heartbeat_at,
+SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, coalesce(w.wanted, '')::text AS wanted, w.started_at, w.heartbeat_at,
        (SELECT count(*) FROM run r WHERE r.worker_id = w.id AND r.state = 'running') AS running,
        EXISTS (SELECT FROM pg_catalog.pg_locks l
                WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock' AND l.objsubid = 1
@@ -878,6 +878,7 @@ type WorkerStatusRow struct {
 	Version     string
 	Queues      []string
 	Slots       int32
+	Wanted      string
 	StartedAt   time.Time
 	HeartbeatAt time.Time
 	Running     int64
@@ -902,6 +903,7 @@ func (q *Queries) WorkerStatus(ctx context.Context, db DBTX) ([]WorkerStatusRow,
 			&i.Version,
 			&i.Queues,
 			&i.Slots,
+			&i.Wanted,
 			&i.StartedAt,
 			&i.HeartbeatAt,
 			&i.Running,

@@ -9,6 +9,43 @@ import (
 	"context"
 )
 
+const metricAdmission = `-- name: MetricAdmission :many
+SELECT name, waiting, (paused_at IS NOT NULL)::bool AS paused, coalesce(extract(epoch FROM clock_timestamp() - oldest_at), 0)::float8 AS oldest_seconds FROM queue
+`
+
+type MetricAdmissionRow struct {
+	Name          string
+	Waiting       int64
+	Paused        bool
+	OldestSeconds float64
+}
+
+// What the admitter has noted of each queue.
+func (q *Queries) MetricAdmission(ctx context.Context, db DBTX) ([]MetricAdmissionRow, error) {
+	rows, err := db.Query(ctx, metricAdmission)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []MetricAdmissionRow
+	for rows.Next() {
+		var i MetricAdmissionRow
+		if err := rows.Scan(
+			&i.Name,
+			&i.Waiting,
+			&i.Paused,
+			&i.OldestSeconds,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const metricFinal = `-- name: MetricFinal :many
 SELECT kind, state, count(*) AS n FROM run TABLESAMPLE SYSTEM ($1::float4) REPEATABLE (7)
 WHERE state >= 'completed' GROUP BY kind, state

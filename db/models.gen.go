@@ -385,6 +385,7 @@ type Run struct {
 	CreatedAt         time.Time
 	StartedAt         *time.Time
 	FinishedAt        *time.Time
+	ReadyAt           *time.Time
 }
 
 type Session struct {

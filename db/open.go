@@ -30,19 +30,34 @@ func Open(ctx context.Context, url string, configure func(*pgxpool.Config)) (*pg
 	return pgxpool.NewWithConfig(ctx, c)
 }
 
-// OpenHot makes the pool of a committer or of a worker. Its statements find rows by key, many
-// at once; the planner, which keeps the plan it made when a table was small or
-// without statistics, is told to use the indexes whatever it believes.
+// OpenHot makes the pool of a committer or of a worker. Its statements find rows
+// by key, many at once; the planner, which keeps the plan it made when a table
+// was small or without statistics, is told to use the indexes whatever it
+// believes.
 func OpenHot(ctx context.Context, url string, configure func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	return Open(ctx, url, func(c *pgxpool.Config) {
-		for _, setting := range []string{"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"} {
-			c.ConnConfig.RuntimeParams[setting] = "off"
-		}
-		c.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+		hot(c.ConnConfig)
 		if configure != nil {
 			configure(c)
 		}
 	})
+}
+
+// HotConfig is the same for a connection of its own; RegisterTypes it.
+func HotConfig(c *pgx.ConnConfig) *pgx.ConnConfig {
+	c = c.Copy()
+	hot(c)
+	return c
+}
+
+func hot(c *pgx.ConnConfig) {
+	for _, setting := range []string{"enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"} {
+		c.RuntimeParams[setting] = "off"
+	}
+	c.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+	// A server whose client is gone without a word must not keep its locks.
+	c.RuntimeParams["idle_in_transaction_session_timeout"] = "60s"
+	c.RuntimeParams["tcp_user_timeout"] = "30s"
 }
 
 // RegisterTypes teaches conn to encode the slices of the unit's statements

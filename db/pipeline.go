@@ -156,20 +156,30 @@ func (p *Pipeline) UnitUsageKnown(arg UnitUsageKnownParams, into *[]UnitUsageKno
 // UnitRunInsert queues the query of that name.
 func (p *Pipeline) UnitRunInsert(a UnitRunInsertParams) {
 	p.batch.Queue(unitRunInsert, a.Ids, a.TenantIds, a.Kinds, a.Queues, a.RootRunIds, a.ParentRunIds, a.Depths, a.Agents,
-		a.AgentVersions, a.SessionIds, a.RequestSeqs, a.InLanes, a.UserIds, a.OwnerTokens, a.Inputs, a.TimeLeftMs, a.Admitted,
+		a.AgentVersions, a.SessionIds, a.RequestSeqs, a.InLanes, a.UserIds, a.OwnerTokens, a.Inputs, a.TimeLeftMs, a.Admitted, a.Ready,
 		a.RetryOfs, a.Steps, a.ModelCalls)
 }
 
 // UnitRunUpdate queues the query of that name.
 func (p *Pipeline) UnitRunUpdate(a UnitRunUpdateParams) {
 	p.batch.Queue(unitRunUpdate, a.Ids, a.States, a.WorkerIds, a.Epochs, a.Queues, a.WakeSeqs, a.Steps, a.ModelCalls, a.CallAttempts, a.CallLimited,
-		a.Losses, a.OpenChildren, a.TimeLeftMs, a.Nudges, a.DeadlineAts, a.AdmittedAts, a.NudgedAts,
+		a.Losses, a.OpenChildren, a.TimeLeftMs, a.Nudges, a.DeadlineAts, a.AdmittedAts, a.ReadyAts, a.NudgedAts,
 		a.CancelRequestedAts, a.KilledAts, a.StartedAts, a.FinishedAts, a.WaitsFor, a.EndReasons, a.Results, a.Errors)
 }
 
 // UnitRunAdmit queues the query of that name.
 func (p *Pipeline) UnitRunAdmit(ids []uuid.UUID) {
 	p.batch.Queue(unitRunAdmit, ids)
+}
+
+// UnitRunReady queues the query of that name.
+func (p *Pipeline) UnitRunReady(ids []uuid.UUID) {
+	p.batch.Queue(unitRunReady, ids)
+}
+
+// UnitGate queues the query of that name.
+func (p *Pipeline) UnitGate(into *[]UnitGateRow) {
+	many(p, into, unitGate)
 }
 
 // UnitSessionUpdate queues the query of that name.

@@ -6,6 +6,9 @@ import (
 	"encoding/base64"
 )
 
+// DefaultTenant is the tenant that Migrate makes. Its admins operate the fleet.
+const DefaultTenant = "default"
+
 // tokenPrefix makes a leaked secret easy to recognise; policy/mask knows it.
 const tokenPrefix = "wt_"
 

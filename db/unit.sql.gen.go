@@ -465,10 +465,10 @@ func (q *Queries) UnitIdempotencyResult(ctx context.Context, db DBTX, arg UnitId
 }
 
 const unitLaneNext = `-- name: UnitLaneNext :many
-SELECT r.session_id, r.id, r.tenant_id, r.kind, r.queue
+SELECT r.session_id, r.id, r.tenant_id, r.agent, r.kind, r.queue
 FROM run r
 WHERE r.id IN (SELECT DISTINCT ON (q.session_id) q.id FROM run q
-               WHERE q.session_id = ANY ($1::uuid[]) AND q.state = 'queued' AND q.in_lane AND q.admitted_at IS NULL
+               WHERE q.session_id = ANY ($1::uuid[]) AND q.state = 'queued' AND q.in_lane AND q.admitted_at IS NULL AND q.ready_at IS NULL
                ORDER BY q.session_id, q.request_seq)
 FOR NO KEY UPDATE SKIP LOCKED
 `
@@ -477,6 +477,7 @@ type UnitLaneNextRow struct {
 	SessionID uuid.UUID
 	ID        uuid.UUID
 	TenantID  string
+	Agent     string
 	Kind      RunKind
 	Queue     string
 }
@@ -496,6 +497,7 @@ func (q *Queries) UnitLaneNext(ctx context.Context, db DBTX, sessionIds []uuid.U
 			&i.SessionID,
 			&i.ID,
 			&i.TenantID,
+			&i.Agent,
 			&i.Kind,
 			&i.Queue,
 		); err != nil {
@@ -569,18 +571,18 @@ func (q *Queries) UnitRunAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) er
 
 const unitRunInsert = `-- name: UnitRunInsert :exec
 INSERT INTO run (id, tenant_id, kind, queue, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq,
-                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, retry_of, steps, model_calls)
+                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls)
 SELECT u.id, u.tenant_id, u.kind::run_kind, u.queue, u.root_run_id, nullif(u.parent_run_id, '00000000-0000-0000-0000-000000000000'::uuid),
        u.depth, u.agent, u.agent_version, u.session_id, u.request_seq, u.in_lane, nullif(u.user_id, ''), nullif(u.owner_token, ''),
        u.input::json, u.time_left_ms, CASE WHEN u.admitted THEN weir_now() END, CASE WHEN u.admitted THEN clock_timestamp() END,
-       nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls
+       CASE WHEN u.ready THEN clock_timestamp() END, nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS tenant_id, unnest($3::text[]) AS kind, unnest($4::text[]) AS queue,
              unnest($5::uuid[]) AS root_run_id, unnest($6::uuid[]) AS parent_run_id,
              unnest($7::int[]) AS depth, unnest($8::text[]) AS agent, unnest($9::int[]) AS agent_version,
              unnest($10::uuid[]) AS session_id, unnest($11::bigint[]) AS request_seq,
              unnest($12::bool[]) AS in_lane, unnest($13::text[]) AS user_id, unnest($14::text[]) AS owner_token,
-             unnest($15::text[]) AS input, unnest($16::bigint[]) AS time_left_ms, unnest($17::bool[]) AS admitted,
-             unnest($18::uuid[]) AS retry_of, unnest($19::int[]) AS steps, unnest($20::int[]) AS model_calls) u
+             unnest($15::text[]) AS input, unnest($16::bigint[]) AS time_left_ms, unnest($17::bool[]) AS admitted, unnest($18::bool[]) AS ready,
+             unnest($19::uuid[]) AS retry_of, unnest($20::int[]) AS steps, unnest($21::int[]) AS model_calls) u
 `
 
 type UnitRunInsertParams struct {
@@ -601,6 +603,7 @@ type UnitRunInsertParams struct {
 	Inputs        []string
 	TimeLeftMs    []int64
 	Admitted      []bool
+	Ready         []bool
 	RetryOfs      []uuid.UUID
 	Steps         []int32
 	ModelCalls    []int32
@@ -625,6 +628,7 @@ func (q *Queries) UnitRunInsert(ctx context.Context, db DBTX, arg UnitRunInsertP
 		arg.Inputs,
 		arg.TimeLeftMs,
 		arg.Admitted,
+		arg.Ready,
 		arg.RetryOfs,
 		arg.Steps,
 		arg.ModelCalls,
@@ -660,7 +664,7 @@ func (q *Queries) UnitRunIs(ctx context.Context, db DBTX, arg UnitRunIsParams) (
 const unitRunLock = `-- name: UnitRunLock :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY ($1::uuid[])
@@ -695,6 +699,7 @@ type UnitRunLockRow struct {
 	OpenChildren      int32
 	TimeLeftMs        int64
 	DeadlineAt        *time.Time
+	ReadyAt           *time.Time
 	AdmittedAt        *time.Time
 	NudgedAt          *time.Time
 	Nudges            int32
@@ -743,6 +748,7 @@ func (q *Queries) UnitRunLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]
 			&i.OpenChildren,
 			&i.TimeLeftMs,
 			&i.DeadlineAt,
+			&i.ReadyAt,
 			&i.AdmittedAt,
 			&i.NudgedAt,
 			&i.Nudges,
@@ -767,7 +773,7 @@ func (q *Queries) UnitRunLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]
 const unitRunLockWait = `-- name: UnitRunLockWait :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY ($1::uuid[])
@@ -802,6 +808,7 @@ type UnitRunLockWaitRow struct {
 	OpenChildren      int32
 	TimeLeftMs        int64
 	DeadlineAt        *time.Time
+	ReadyAt           *time.Time
 	AdmittedAt        *time.Time
 	NudgedAt          *time.Time
 	Nudges            int32
@@ -850,6 +857,7 @@ func (q *Queries) UnitRunLockWait(ctx context.Context, db DBTX, ids []uuid.UUID)
 			&i.OpenChildren,
 			&i.TimeLeftMs,
 			&i.DeadlineAt,
+			&i.ReadyAt,
 			&i.AdmittedAt,
 			&i.NudgedAt,
 			&i.Nudges,
@@ -918,6 +926,7 @@ SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0
     queue = u.queue, wake_seq = u.wake_seq, steps = u.steps, model_calls = u.model_calls, call_attempts = u.call_attempts, call_limited = u.call_limited,
     losses = u.losses, open_children = u.open_children, time_left_ms = u.time_left_ms, nudges = u.nudges,
     deadline_at = nullif(u.deadline_at, 'epoch'::timestamptz),
+    ready_at = nullif(u.ready_at, 'epoch'::timestamptz),
     admitted_at = nullif(u.admitted_at, 'epoch'::timestamptz),
     nudged_at = nullif(u.nudged_at, 'epoch'::timestamptz),
     cancel_requested_at = nullif(u.cancel_requested_at, 'epoch'::timestamptz),
@@ -932,11 +941,11 @@ FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS state, unnest($3::u
              unnest($9::int[]) AS call_attempts, unnest($10::int[]) AS call_limited, unnest($11::int[]) AS losses,
              unnest($12::int[]) AS open_children, unnest($13::bigint[]) AS time_left_ms,
              unnest($14::int[]) AS nudges,
-             unnest($15::timestamptz[]) AS deadline_at, unnest($16::timestamptz[]) AS admitted_at,
-             unnest($17::timestamptz[]) AS nudged_at,
-             unnest($18::timestamptz[]) AS cancel_requested_at, unnest($19::timestamptz[]) AS killed_at,
-             unnest($20::timestamptz[]) AS started_at, unnest($21::timestamptz[]) AS finished_at,
-             unnest($22::text[]) AS waits_for, unnest($23::text[]) AS end_reason, unnest($24::text[]) AS result, unnest($25::text[]) AS error) u
+             unnest($15::timestamptz[]) AS deadline_at, unnest($16::timestamptz[]) AS admitted_at, unnest($17::timestamptz[]) AS ready_at,
+             unnest($18::timestamptz[]) AS nudged_at,
+             unnest($19::timestamptz[]) AS cancel_requested_at, unnest($20::timestamptz[]) AS killed_at,
+             unnest($21::timestamptz[]) AS started_at, unnest($22::timestamptz[]) AS finished_at,
+             unnest($23::text[]) AS waits_for, unnest($24::text[]) AS end_reason, unnest($25::text[]) AS result, unnest($26::text[]) AS error) u
 WHERE r.id = u.id
 `
 
@@ -957,6 +966,7 @@ type UnitRunUpdateParams struct {
 	Nudges             []int32
 	DeadlineAts        []time.Time
 	AdmittedAts        []time.Time
+	ReadyAts           []time.Time
 	NudgedAts          []time.Time
 	CancelRequestedAts []time.Time
 	KilledAts          []time.Time
@@ -986,6 +996,7 @@ func (q *Queries) UnitRunUpdate(ctx context.Context, db DBTX, arg UnitRunUpdateP
 		arg.Nudges,
 		arg.DeadlineAts,
 		arg.AdmittedAts,
+		arg.ReadyAts,
 		arg.NudgedAts,
 		arg.CancelRequestedAts,
 		arg.KilledAts,

@@ -60,31 +60,32 @@ func (q *Queries) WorkerDrain(ctx context.Context, db DBTX, id uuid.UUID) error 
 }
 
 const workerHeartbeat = `-- name: WorkerHeartbeat :one
-UPDATE worker SET heartbeat_at = clock_timestamp() WHERE id = $1 AND state IN ('live', 'draining') RETURNING state
+UPDATE worker SET heartbeat_at = clock_timestamp() WHERE id = $1 AND state IN ('live', 'draining') RETURNING coalesce(wanted, '')::text AS wanted
 `
 
-func (q *Queries) WorkerHeartbeat(ctx context.Context, db DBTX, id uuid.UUID) (WorkerState, error) {
+func (q *Queries) WorkerHeartbeat(ctx context.Context, db DBTX, id uuid.UUID) (string, error) {
 	row := db.QueryRow(ctx, workerHeartbeat, id)
-	var state WorkerState
-	err := row.Scan(&state)
-	return state, err
+	var wanted string
+	err := row.Scan(&wanted)
+	return wanted, err
 }
 
 const workerInsert = `-- name: WorkerInsert :one
-INSERT INTO worker (id, hostname, pid, version, queues, slots, solitary, lease_ms)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, solitary, lease_ms)
+VALUES ($1, $2, $3, $4, $5, coalesce($6::int[], '{}'), $7, $8, $9)
 RETURNING lock_key
 `
 
 type WorkerInsertParams struct {
-	ID       uuid.UUID
-	Hostname string
-	Pid      int32
-	Version  string
-	Queues   []string
-	Slots    int32
-	Solitary bool
-	LeaseMs  int64
+	ID         uuid.UUID
+	Hostname   string
+	Pid        int32
+	Version    string
+	Queues     []string
+	QueueSlots []int32
+	Slots      int32
+	Solitary   bool
+	LeaseMs    int64
 }
 
 func (q *Queries) WorkerInsert(ctx context.Context, db DBTX, arg WorkerInsertParams) (int64, error) {
@@ -94,6 +95,7 @@ func (q *Queries) WorkerInsert(ctx context.Context, db DBTX, arg WorkerInsertPar
 		arg.Pid,
 		arg.Version,
 		arg.Queues,
+		arg.QueueSlots,
 		arg.Slots,
 		arg.Solitary,
 		arg.LeaseMs,
@@ -228,4 +230,35 @@ UPDATE worker SET state = 'reaped' WHERE id = $1 AND state = 'dead'
 func (q *Queries) WorkerReaped(ctx context.Context, db DBTX, id uuid.UUID) error {
 	_, err := db.Exec(ctx, workerReaped, id)
 	return err
+}
+
+const workerWant = `-- name: WorkerWant :many
+UPDATE worker SET wanted = CASE WHEN wanted = 'drain' THEN wanted ELSE $1::text END
+WHERE id = $2 AND state IN ('live', 'draining') RETURNING wanted::text AS wanted
+`
+
+type WorkerWantParams struct {
+	Wanted string
+	ID     uuid.UUID
+}
+
+// What an operator wants of a worker; a drain is not taken back.
+func (q *Queries) WorkerWant(ctx context.Context, db DBTX, arg WorkerWantParams) ([]string, error) {
+	rows, err := db.Query(ctx, workerWant, arg.Wanted, arg.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []string
+	for rows.Next() {
+		var wanted string
+		if err := rows.Scan(&wanted); err != nil {
+			return nil, err
+		}
+		items = append(items, wanted)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

@@ -181,6 +181,7 @@ func (o *acceptOp) lane() uuid.UUID { return o.session }
 func (o *acceptOp) size() int { return 2 * len(o.request.Content) }
 
 func (o *acceptOp) needs(n *needs) {
+	n.gate = true
 	if o.key != nil {
 		n.keys = append(n.keys, o.key)
 	}
@@ -214,6 +215,10 @@ func (o *acceptOp) apply(u *unit) (err error) {
 			}
 		}()
 	}
+	queue := o.p.Queue
+	if queue == "" {
+		queue = QueueTurns
+	}
 	s, ok := u.sessions[o.session]
 	switch {
 	case !ok && o.create != nil:
@@ -224,12 +229,10 @@ func (o *acceptOp) apply(u *unit) (err error) {
 		return &TaskEndedError{s.ID, *s.TaskStatus}
 	case s.HeadRunID != nil && int(s.Queued) >= o.terms.QueueCap:
 		return &BusyError{int(s.Queued)}
+	case u.gate.full[queue]:
+		return &FullError{queue}
 	}
 
-	queue := o.p.Queue
-	if queue == "" {
-		queue = QueueTurns
-	}
 	run := &runRow{created: true, input: o.request.Content}
 	run.UnitRunLockRow = db.UnitRunLockRow{
 		ID: o.run, TenantID: s.TenantID, Kind: db.RunKindTurn, State: db.RunStateQueued, Queue: queue, RootRunID: o.run,
@@ -259,15 +262,15 @@ func (o *acceptOp) apply(u *unit) (err error) {
 	return nil
 }
 
-// enlist puts a new run into its session's lane: at its head, admitted, or in
-// the queue behind it.
+// enlist puts a new run into its session's lane: at its head, or in the queue
+// behind it.
 func (u *unit) enlist(s *sessionRow, run *runRow, out *Accepted) {
 	s.dirty = true
 	if s.HeadRunID == nil {
 		s.HeadRunID = &run.ID
 		out.Phase = PhaseThinking
 		u.event(s, run.ID, statusEvent(PhaseThinking))
-		u.admit(run)
+		u.enqueue(run)
 		return
 	}
 	s.Queued++

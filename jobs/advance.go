@@ -133,6 +133,7 @@ func (o *advanceOp) needs(n *needs) {
 	n.runs = append(n.runs, o.run.ID)
 	if o.a.End != nil {
 		n.ending = append(n.ending, o.run.SessionID)
+		n.gate = true
 		if o.run.ParentRunID != nil {
 			n.runs = append(n.runs, *o.run.ParentRunID)
 		}

@@ -24,6 +24,7 @@ func (h Ref) lane() uuid.UUID { return h.Session }
 func (h Ref) needs(n *needs) {
 	n.sessions = append(n.sessions, h.Session)
 	n.ending = append(n.ending, h.Session)
+	n.gate = true
 	n.runs = append(n.runs, h.ID)
 	if h.Parent != nil {
 		n.runs = append(n.runs, *h.Parent)
@@ -191,7 +192,7 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 		return 0, err
 	}
 	n.runs, n.sessions = append(n.runs, h.root, h.ID), append(n.sessions, h.Session)
-	n.ending = n.sessions
+	n.ending, n.gate = n.sessions, true
 	err = u.load(ctx, conn.Conn(), &n, treeWait)
 	defer func() {
 		if err != nil {

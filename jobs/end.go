@@ -58,6 +58,11 @@ func (u *unit) canEnd(r *runRow, s *sessionRow) error {
 	return nil
 }
 
+// behind says that the run waits in its lane behind others.
+func (r *runRow) behind() bool {
+	return r.State == db.RunStateQueued && r.AdmittedAt == nil && r.ReadyAt == nil
+}
+
 func (s *sessionRow) isHead(r *runRow) bool {
 	return r.InLane && s.HeadRunID != nil && *s.HeadRunID == r.ID
 }
@@ -80,7 +85,7 @@ func (u *unit) end(r *runRow, e Ending) error {
 	}
 	waited := r.State == db.RunStateQueued && r.InLane && !head
 	r.WaitsFor = nil
-	r.State, r.WorkerID, r.FinishedAt, r.EndReason = e.State, nil, &u.now, notEmpty(e.Reason)
+	r.State, r.WorkerID, r.ReadyAt, r.FinishedAt, r.EndReason = e.State, nil, nil, &u.now, notEmpty(e.Reason)
 	r.result, r.fault = e.Result, e.Error
 	r.dirty = true
 	u.changes.ended = append(u.changes.ended, r.ID)
@@ -122,7 +127,7 @@ type laneTurn struct {
 func (u *unit) next(s *sessionRow) (laneTurn, error) {
 	if l, ok := u.laneNext[s.ID]; ok {
 		row := u.runs[l.ID]
-		if row != nil && (row.State != db.RunStateQueued || row.AdmittedAt != nil) {
+		if row != nil && !row.behind() {
 			return laneTurn{}, errRequeue // it moved in this very unit
 		}
 		return laneTurn{l, row}, nil
@@ -130,7 +135,7 @@ func (u *unit) next(s *sessionRow) (laneTurn, error) {
 	var first *runRow
 	known := 0
 	for _, row := range u.newRuns { // accepted in this very unit, in order
-		if row.SessionID == s.ID && row.InLane && row.AdmittedAt == nil {
+		if row.SessionID == s.ID && row.InLane && row.behind() {
 			if first == nil {
 				first = row
 			}
@@ -154,10 +159,13 @@ func (u *unit) promote(s *sessionRow) {
 	id := t.header.ID
 	if t.row != nil {
 		id = t.row.ID
-		u.admit(t.row)
-	} else {
+		u.enqueue(t.row)
+	} else if h := t.header; u.gate.admits(h.Queue, h.TenantID, h.Agent) {
 		u.admitted = append(u.admitted, id)
-		u.nudges = append(u.nudges, nudge{id, t.header.Kind, t.header.Queue})
+		u.nudges = append(u.nudges, nudge{id, h.Kind, h.Queue})
+	} else {
+		u.ready = append(u.ready, id)
+		u.changes.ready = true
 	}
 	delete(u.laneNext, s.ID) // the snapshot knows one turn
 	s.HeadRunID = &id
@@ -177,5 +185,5 @@ func (u *unit) wake(r *runRow, by db.WaitKind) {
 		return
 	}
 	u.waitDrop = append(u.waitDrop, r.ID)
-	u.admit(r)
+	u.enqueue(r)
 }

@@ -44,6 +44,14 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("session is busy: %d turns wait already", e.Queued)
 }
 
+// FullError refuses a turn because as many runs wait for admission to its
+// queue as an operator allows.
+type FullError struct {
+	Queue string
+}
+
+func (e *FullError) Error() string { return fmt.Sprintf("queue %q is full", e.Queue) }
+
 // ConflictError refuses an idempotency key that was used with other content.
 type ConflictError struct {
 	Key string

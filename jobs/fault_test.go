@@ -1287,9 +1287,9 @@ func (f *fixture) count(sql string) (n int) {
 	return n
 }
 
-func (f *fixture) exec(sql string) {
+func (f *fixture) exec(sql string, args ...any) {
 	f.t.Helper()
-	_, err := f.pool.Exec(f.ctx, sql)
+	_, err := f.pool.Exec(f.ctx, sql, args...)
 	require.NoError(f.t, err)
 }
 

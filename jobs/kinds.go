@@ -43,6 +43,24 @@ func queueOf(kind db.RunKind) string {
 	}
 }
 
+// kindOf is the kind of a queue's runs; of suspects most are turns.
+func kindOf(queue string) db.RunKind {
+	switch queue {
+	case QueueSpawns:
+		return db.RunKindSpawn
+	case QueueGraphs:
+		return db.RunKindGraphNode
+	case QueueGates:
+		return db.RunKindWakeGate
+	case QueueMemory:
+		return db.RunKindMemorySweep
+	case QueueDelivery:
+		return db.RunKindDelivery
+	default:
+		return db.RunKindTurn
+	}
+}
+
 // Turn carries a turn forward. Like every nudge it names its run and copies
 // nothing of it, so an old job cannot act on old data, and a spare one finds
 // nothing to claim.

@@ -22,6 +22,8 @@ var (
 	runsDesc     = prometheus.NewDesc("weir_runs", "Runs by kind and state. Numbers beyond some thousands are estimates.", []string{"kind", "state"}, nil)
 	depthDesc    = prometheus.NewDesc("weir_queue_depth", "Runs that wait for a worker.", []string{"queue"}, nil)
 	oldestDesc   = prometheus.NewDesc("weir_queue_oldest_seconds", "How long the run has waited that waits longest for a worker.", []string{"queue"}, nil)
+	waitingDesc  = prometheus.NewDesc("weir_admission_waiting", "Runs that wait for admission. Beyond 10,000 it says 10,000.", []string{"queue"}, nil)
+	pausedDesc   = prometheus.NewDesc("weir_queue_paused", "Whether an operator has paused the queue.", []string{"queue"}, nil)
 	workersDesc  = prometheus.NewDesc("weir_workers", "Worker processes by state.", []string{"state"}, nil)
 	databaseDesc = prometheus.NewDesc("weir_database_up", "Whether the database answered this scrape.", nil, nil)
 	stepsDesc    = prometheus.NewDesc("weir_steps_total", "Completed steps that this process committed.", nil, nil)
@@ -57,9 +59,12 @@ func NewMetrics(r *Runs, repairs func() map[string]int64) *Metrics {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		runsDesc, depthDesc, oldestDesc, workersDesc, databaseDesc, stepsDesc, unitsDesc, opsDesc, missesDesc, retriesDesc, repairsDesc,
+		waitingDesc, pausedDesc,
 	} {
 		ch <- d
 	}
+	m.runs.admission.admitted.Describe(ch)
+	m.runs.admission.seconds.Describe(ch)
 }
 
 // Collect is part of prometheus.Collector.
@@ -81,6 +86,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			count(repairsDesc, n, kind)
 		}
 	}
+	m.runs.admission.admitted.Collect(ch)
+	m.runs.admission.seconds.Collect(ch)
 	d := m.depths()
 	if d == nil { // what is old would look like what is
 		gauge(databaseDesc, 0)
@@ -94,6 +101,10 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(depthDesc, n, queue)
 		gauge(oldestDesc, d.oldest[queue], queue)
 	}
+	for queue, n := range d.waiting {
+		gauge(waitingDesc, n, queue)
+		gauge(pausedDesc, d.paused[queue], queue)
+	}
 	for state, n := range d.workers {
 		gauge(workersDesc, n, string(state))
 	}
@@ -104,6 +115,8 @@ type depths struct {
 	runs    map[kindState]float64
 	queued  map[string]float64
 	oldest  map[string]float64
+	waiting map[string]float64
+	paused  map[string]float64
 	workers map[db.WorkerState]float64
 }
 
@@ -152,7 +165,7 @@ func (m *Metrics) look(ctx context.Context) (*depths, error) {
 		for _, r := range running {
 			d.runs[kindState{r.Kind, db.RunStateRunning}] += float64(r.N)
 		}
-		queued, err := q.MetricQueued(ctx, tx, db.MetricQueuedParams{Queues: queues, MaxRows: metricsExact})
+		queued, err := q.MetricQueued(ctx, tx, db.MetricQueuedParams{Queues: Queues, MaxRows: metricsExact})
 		if err != nil {
 			return err
 		}
@@ -186,6 +199,11 @@ func (m *Metrics) look(ctx context.Context) (*depths, error) {
 		for _, r := range final {
 			d.runs[kindState{r.Kind, r.State}] += float64(r.N) / share
 		}
+		admission, err := q.MetricAdmission(ctx, tx)
+		if err != nil {
+			return err
+		}
+		d.addAdmission(admission)
 		workers, err := q.MetricWorkers(ctx, tx)
 		if err != nil {
 			return err
@@ -224,6 +242,19 @@ func (d *depths) addQueued(rows []db.MetricQueuedRow, estimate int64) {
 	}
 }
 
+// addAdmission adds what waits for admission. A queue's runs are of one kind.
+func (d *depths) addAdmission(rows []db.MetricAdmissionRow) {
+	for _, r := range rows {
+		d.waiting[r.Name] = float64(r.Waiting)
+		if r.Paused {
+			d.paused[r.Name] = 1
+		}
+		d.runs[kindState{kindOf(r.Name), db.RunStateQueued}] += float64(r.Waiting)
+		d.queued[r.Name] += float64(r.Waiting)
+		d.oldest[r.Name] = max(d.oldest[r.Name], r.OldestSeconds)
+	}
+}
+
 // beyond is by how much counted rows stand for more, once the bound is reached.
 func beyond(counted, bound, estimate int64) float64 {
 	if counted < bound || estimate <= counted {
@@ -232,12 +263,13 @@ func beyond(counted, bound, estimate int64) float64 {
 	return float64(estimate) / float64(counted)
 }
 
-var queues = []string{QueueTurns, QueueTurnsBg, QueueSpawns, QueueGraphs, QueueGates, QueueMemory, QueueDelivery, QueueSuspect}
-
 // newDepths has a zero for everything there may be, so that no series comes
 // and goes.
 func newDepths() *depths {
-	d := &depths{runs: map[kindState]float64{}, queued: map[string]float64{}, oldest: map[string]float64{}, workers: map[db.WorkerState]float64{}}
+	d := &depths{
+		runs: map[kindState]float64{}, queued: map[string]float64{}, oldest: map[string]float64{}, waiting: map[string]float64{},
+		paused: map[string]float64{}, workers: map[db.WorkerState]float64{},
+	}
 	for _, kind := range []db.RunKind{
 		db.RunKindTurn, db.RunKindSpawn, db.RunKindGraph, db.RunKindGraphNode, db.RunKindCron, db.RunKindWakeGate, db.RunKindMemorySweep, db.RunKindDelivery,
 	} {
@@ -248,8 +280,8 @@ func newDepths() *depths {
 			d.runs[kindState{kind, state}] = 0
 		}
 	}
-	for _, queue := range queues {
-		d.queued[queue], d.oldest[queue] = 0, 0
+	for _, queue := range Queues {
+		d.queued[queue], d.oldest[queue], d.waiting[queue], d.paused[queue] = 0, 0, 0, 0
 	}
 	for _, state := range []db.WorkerState{db.WorkerStateLive, db.WorkerStateDraining, db.WorkerStateDead} {
 		d.workers[state] = 0

@@ -152,6 +152,8 @@ func (w *world) begin() {
 			w.claimJob(m, w.hosts[i], 0)
 		})
 	}
+	_, err := w.machines[0].pool.Exec(w.ctx, `UPDATE queue SET open = true, looked_at = 'infinity'`)
+	w.note(err, nil, "queues are open")
 	w.atOnce(false, ops)
 	for _, h := range w.hands {
 		h.busy = false
@@ -263,7 +265,8 @@ func (o *gateOp) needs(*needs) {
 func (o *gateOp) apply(*unit) error { return nil }
 
 var drawnOps = strings.Fields(`accept accept accept claim claim claim claim claim claim step step step park park park wake expire
-	cancel cancel kill spawn spawn spawn spawn finish finish finish finish release die renudge spare usage timeout promote giveback`)
+	cancel cancel kill spawn spawn spawn spawn finish finish finish finish release die renudge spare usage timeout promote giveback
+	gate gate admit admit admit`)
 
 // draw picks a change and what it concerns; nil when there is nothing for it.
 func (w *world) draw(t *rapid.T, m *fixture) func() {
@@ -384,6 +387,14 @@ func (w *world) draw(t *rapid.T, m *fixture) func() {
 		if rapid.Bool().Draw(t, "really") {
 			return about(func(k *known) { w.kill(m, k.root) })
 		}
+	case "gate": // somebody waits, or nobody does
+		open := rapid.Bool().Draw(t, "open")
+		return func() {
+			_, err := m.pool.Exec(w.ctx, `UPDATE queue SET open = $1`, open)
+			w.note(err, nil, "queues are open: %v", open)
+		}
+	case "admit":
+		return func() { w.note(m.admit(), nil, "admit") }
 	case "die":
 		i := pick(t, "host", len(w.hosts))
 		reapers := w.machines[:1+pick(t, "reapers", len(w.machines))]
@@ -755,8 +766,15 @@ func (w *world) drain(t *rapid.T) {
 		require.NoError(t, err)
 		asleep, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 		require.NoError(t, err)
-		if len(nudged)+len(asleep) == 0 {
+		rows, err = m.pool.Query(w.ctx, `SELECT id FROM run WHERE tenant_id = $1 AND ready_at IS NOT NULL`, w.tenant)
+		require.NoError(t, err)
+		ready, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		require.NoError(t, err)
+		if len(nudged)+len(asleep)+len(ready) == 0 {
 			break
+		}
+		if len(ready) > 0 {
+			require.NoError(t, m.admit())
 		}
 		var ops []func()
 		for _, id := range nudged {
@@ -818,16 +836,17 @@ var violations = []struct{ promise, sql string }{
 		UNION ALL SELECT s.id FROM s WHERE s.input_tokens <> (SELECT coalesce(sum(u.input), 0) FROM usage u WHERE u.session_id = s.id)`},
 	{"a session has one executing turn at most, its head", `
 		SELECT s.id FROM s WHERE
-			ARRAY(SELECT r.id FROM r WHERE r.session_id = s.id AND r.in_lane AND (r.state IN ('running', 'waiting') OR r.state = 'queued' AND r.admitted_at IS NOT NULL))
+			ARRAY(SELECT r.id FROM r WHERE r.session_id = s.id AND r.in_lane AND (r.state IN ('running', 'waiting') OR r.state = 'queued' AND coalesce(r.ready_at, r.admitted_at) IS NOT NULL))
 			<> CASE WHEN s.head_run_id IS NULL THEN '{}' ELSE ARRAY[s.head_run_id] END`},
 	{"session.queued counts the turns that wait for their lane", `
-		SELECT s.id FROM s WHERE s.queued <> (SELECT count(*) FROM r WHERE r.session_id = s.id AND r.in_lane AND r.state = 'queued' AND r.admitted_at IS NULL)`},
+		SELECT s.id FROM s WHERE s.queued <> (SELECT count(*) FROM r WHERE r.session_id = s.id AND r.in_lane AND r.state = 'queued' AND coalesce(r.ready_at, r.admitted_at) IS NULL)`},
 	{"a lane keeps its order", `
 		SELECT late.id FROM began early RIGHT JOIN r old ON old.id = early.run_id JOIN r late USING (session_id) JOIN began l ON l.run_id = late.id
 		WHERE old.request_seq < late.request_seq AND (early.seq > l.seq OR early.seq IS NULL AND old.state < 'completed')`},
 	{"an admitted run has a job that waits for a worker", `
 		SELECT r.id FROM r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL
 		AND NOT EXISTS (SELECT FROM river_job j WHERE (j.args ->> 'run_id')::uuid = r.id AND j.state IN ('available', 'running') AND j.queue = r.queue)`},
+	{"a run that waits for admission has no job yet, but spare ones", `SELECT r.id FROM r WHERE r.ready_at IS NOT NULL AND (r.admitted_at IS NOT NULL OR r.worker_id IS NOT NULL)`},
 	{"a run waits if and only if it has a wait", `
 		SELECT coalesce(r.id, w.run_id) FROM (SELECT * FROM r WHERE state = 'waiting') r
 		FULL JOIN (SELECT * FROM wait WHERE tenant_id = $1) w ON w.run_id = r.id WHERE r.waits_for IS DISTINCT FROM w.kind`},

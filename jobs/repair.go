@@ -131,7 +131,10 @@ type wakeOp struct {
 	done bool
 }
 
-func (o *wakeOp) needs(n *needs) { n.runs = append(n.runs, o.ID) }
+func (o *wakeOp) needs(n *needs) {
+	n.runs = append(n.runs, o.ID)
+	n.gate = true
+}
 
 func (o *wakeOp) apply(u *unit) error {
 	r, err := u.run(o.ID)
@@ -165,6 +168,7 @@ type expireOp struct {
 func (o *expireOp) needs(n *needs) {
 	n.runs = append(n.runs, o.ID)
 	n.waits = append(n.waits, o.ID)
+	n.gate = true
 }
 
 func (o *expireOp) apply(u *unit) error {
@@ -176,7 +180,7 @@ func (o *expireOp) apply(u *unit) error {
 	if o.done {
 		r.WakeSeq++
 		u.waitDrop = append(u.waitDrop, r.ID)
-		u.admit(r)
+		u.enqueue(r)
 	}
 	return nil
 }
@@ -244,6 +248,7 @@ func (o *promoteOp) lane() uuid.UUID { return o.session }
 func (o *promoteOp) needs(n *needs) {
 	n.sessions = append(n.sessions, o.session)
 	n.ending = append(n.ending, o.session)
+	n.gate = true
 	if o.head != uuid.Nil {
 		n.runs = append(n.runs, o.head)
 	}

@@ -71,6 +71,7 @@ func (o *retryOp) size() int { return 2 * len(o.old.Input) }
 
 func (o *retryOp) needs(n *needs) {
 	n.keys = append(n.keys, o.key)
+	n.gate = true
 	n.sessions = append(n.sessions, o.old.SessionID)
 	n.runs = append(n.runs, o.p.RunID)
 }

@@ -47,6 +47,7 @@ type Runs struct {
 	log       *slog.Logger
 	outcomes  outcomes
 	known     knownSessions
+	admission *admissionMetrics
 }
 
 // New makes the state machine. Close ends it.
@@ -63,7 +64,7 @@ func New(c Config) (*Runs, error) {
 	if c.Writers == 0 {
 		c.Writers = 2
 	}
-	r := &Runs{pool: c.Pool, queries: db.New(), insert: insert, bus: c.Bus, masker: c.Masker, log: c.Log}
+	r := &Runs{pool: c.Pool, queries: db.New(), insert: insert, bus: c.Bus, masker: c.Masker, log: c.Log, admission: newAdmissionMetrics()}
 	r.committer = newCommitter(r, c.Hot, c.Writers)
 	r.outcomes.init(r)
 	return r, nil
@@ -116,6 +117,9 @@ func (u *unit) news() (queues []string, messages []bus.Message) {
 	}
 	if u.changes.limits {
 		messages = append(messages, bus.Message{Topic: bus.Limits})
+	}
+	if u.changes.ready {
+		messages = append(messages, bus.Message{Topic: bus.Ready})
 	}
 	if u.changes.waits {
 		messages = append(messages, bus.Message{Topic: bus.Waits})

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -32,6 +34,10 @@ type fixture struct {
 	hot  *pgxpool.Pool // the committer's
 	bus  *bus.Bus
 	runs *Runs
+
+	admitting sync.Mutex
+	admitter  *Admitter
+	conn      *pgx.Conn // the admitter's
 }
 
 func setup(t *testing.T) *fixture {
@@ -62,6 +68,9 @@ func machine(t *testing.T, url string, configure ...func(*pgxpool.Config)) *fixt
 	hot, err := db.OpenHot(context.Background(), url, conns(3)) // Writers + 1
 	require.NoError(t, err)
 	t.Cleanup(hot.Close)
+	// No admitter works here: the queues stay open.
+	_, err = pool.Exec(context.Background(), `UPDATE queue SET open = true, looked_at = 'infinity'`)
+	require.NoError(t, err)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	ctx, cancel := context.WithCancel(context.Background())
 	b := bus.New(pool, pool.Config().ConnConfig, log)
@@ -100,10 +109,30 @@ func (f *fixture) worker() uuid.UUID {
 	f.t.Helper()
 	id := newID()
 	_, err := f.runs.queries.WorkerInsert(f.ctx, f.pool, db.WorkerInsertParams{
-		ID: id, Hostname: "test", Pid: 1, Version: "test", Queues: []string{"turns"}, Slots: 1, LeaseMs: 10_000,
+		ID: id, Hostname: "test", Pid: 1, Version: "test", Queues: Queues, Slots: 1, LeaseMs: 10_000,
 	})
 	require.NoError(f.t, err)
 	return id
+}
+
+// admit does one round of the fixture's own admitter; two of them at once would
+// need the lock of their duty.
+func (f *fixture) admit() error {
+	f.admitting.Lock()
+	defer f.admitting.Unlock()
+	if f.admitter == nil {
+		conn, err := pgx.ConnectConfig(f.ctx, db.HotConfig(f.pool.Config().ConnConfig))
+		if err != nil {
+			return err
+		}
+		f.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		if err := db.RegisterTypes(f.ctx, conn); err != nil {
+			return err
+		}
+		f.admitter, f.conn = f.runs.NewAdmitter(), conn
+	}
+	_, err := f.admitter.Round(f.ctx, f.conn)
+	return err
 }
 
 func (f *fixture) state(id uuid.UUID) db.RunState {

@@ -78,6 +78,7 @@ func (o *spawnOp) needs(n *needs) {
 	s := newSessionOf(o.parent.TenantID, o.session, o.p.Terms.Agent, o.p.Spec)
 	s.opening = openingOf(o.child)
 	n.create = append(n.create, s)
+	n.gate = true
 	n.sessions = append(n.sessions, o.parent.SessionID)
 	n.runs = append(n.runs, o.parent.ID, o.parent.RootRunID)
 }

@@ -39,6 +39,7 @@ type needs struct {
 	keys           []*keyClaim
 	usage          []usageKey
 	waits          []uuid.UUID // runs whose wait may be over
+	gate           bool        // something may be queued
 }
 
 type usageKey struct {
@@ -64,6 +65,7 @@ type unit struct {
 
 	runs     map[uuid.UUID]*runRow
 	sessions map[uuid.UUID]*sessionRow
+	gate     gate
 	laneNext map[uuid.UUID]db.UnitLaneNextRow
 	keys     map[[3]string]db.UnitIdempotencyHoldersRow
 	knownUse map[usageKey]bool
@@ -73,6 +75,7 @@ type unit struct {
 	claimed  []db.UnitClaimRow
 	newRuns  []*runRow
 	admitted []uuid.UUID // by promotion, rows not loaded
+	ready    []uuid.UUID // likewise, but they wait for admission
 	dropKeys []*keyClaim
 	nudges   []nudge
 	waitDrop []uuid.UUID
@@ -106,6 +109,7 @@ type changes struct {
 	control []uuid.UUID // runs whose worker must look up: cancel, kill
 	limits  bool        // a rate limit was set
 	waits   bool        // a wait was stored: the timekeeper may be due earlier
+	ready   bool        // a run waits for admission
 }
 
 type stepKey struct {
@@ -195,6 +199,7 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 		next     []db.UnitLaneNextRow
 		known    []db.UnitUsageKnownRow
 		due      []uuid.UUID
+		gates    []db.UnitGateRow
 	)
 	p.Begin(&u.xid, &u.now, &u.clock)
 	if wait > 0 {
@@ -234,10 +239,14 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 	if len(n.waits) > 0 {
 		p.UnitWaitDue(n.waits, &due)
 	}
+	if n.gate {
+		p.UnitGate(&gates)
+	}
 	if err := p.Send(ctx, conn); err != nil {
 		return err
 	}
 
+	u.gate = readGate(gates)
 	u.hold(sessions, runs)
 	u.created = created
 	for _, id := range created {
@@ -340,6 +349,9 @@ func (u *unit) write(p *db.Pipeline) {
 	if len(u.admitted) > 0 {
 		p.UnitRunAdmit(u.admitted)
 	}
+	if len(u.ready) > 0 {
+		p.UnitRunReady(u.ready)
+	}
 	var sess db.UnitSessionUpdateParams
 	for _, s := range u.sessions {
 		if !s.stored() {
@@ -414,14 +426,6 @@ func (u *unit) message(s *sessionRow, run uuid.UUID, m Message) {
 	ms.Contents, ms.StreamingStatuses = append(ms.Contents, string(m.Content)), append(ms.StreamingStatuses, m.StreamingStatus)
 }
 
-// admit puts a queued run where a worker finds it: the nudge commits with it.
-func (u *unit) admit(r *runRow) {
-	r.State, r.WaitsFor = db.RunStateQueued, nil
-	r.AdmittedAt, r.NudgedAt = &u.now, &u.clock
-	r.dirty = true
-	u.nudges = append(u.nudges, nudge{r.ID, r.Kind, r.Queue})
-}
-
 // progressed notes a completed step: whatever went wrong before it is over.
 // The step's own row tells how far the run is; the run's counts follow when it
 // is written anyway.
@@ -491,6 +495,7 @@ func (r *runRow) appendTo(p *db.UnitRunUpdateParams) {
 	p.TimeLeftMs = append(p.TimeLeftMs, r.TimeLeftMs)
 	p.Nudges = append(p.Nudges, r.Nudges)
 	p.DeadlineAts = append(p.DeadlineAts, orEpoch(r.DeadlineAt))
+	p.ReadyAts = append(p.ReadyAts, orEpoch(r.ReadyAt))
 	p.AdmittedAts = append(p.AdmittedAts, orEpoch(r.AdmittedAt))
 	p.NudgedAts = append(p.NudgedAts, orEpoch(r.NudgedAt))
 	p.CancelRequestedAts = append(p.CancelRequestedAts, orEpoch(r.CancelRequestedAt))
@@ -536,6 +541,7 @@ func runInsertParams(runs []*runRow) (p db.UnitRunInsertParams) {
 		p.Inputs = append(p.Inputs, string(r.input))
 		p.TimeLeftMs = append(p.TimeLeftMs, r.TimeLeftMs)
 		p.Admitted = append(p.Admitted, r.AdmittedAt != nil)
+		p.Ready = append(p.Ready, r.ReadyAt != nil)
 		p.RetryOfs = append(p.RetryOfs, r.retryOf)
 		p.Steps = append(p.Steps, r.Steps)
 		p.ModelCalls = append(p.ModelCalls, r.ModelCalls)

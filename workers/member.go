@@ -46,6 +46,7 @@ type member struct {
 	locked atomic.Bool
 	renew  chan struct{} // asks for a heartbeat now
 	look   chan struct{} // asks for a look at the runs held
+	wanted chan string   // what an operator wants: quiet, drain
 	wg     sync.WaitGroup
 }
 
@@ -53,7 +54,7 @@ type member struct {
 type memberParams struct {
 	Hostname, Version string
 	PID               int
-	Queues            []string
+	Queues            []Queue
 	Slots             int
 	Solitary          bool
 }
@@ -61,14 +62,17 @@ type memberParams struct {
 func join(ctx context.Context, pool *pgxpool.Pool, direct *pgx.ConnConfig, log *slog.Logger, every, lease time.Duration, p memberParams) (*member, error) {
 	m := &member{
 		id: uuid.Must(uuid.NewV7()), pool: pool, direct: direct, queries: db.New(), every: every, lease: lease, renew: make(chan struct{}, 1),
-		look: make(chan struct{}, 1),
+		look: make(chan struct{}, 1), wanted: make(chan string, 2),
 	}
 	m.log = log.With("worker_id", m.id)
+	row := db.WorkerInsertParams{
+		ID: m.id, Hostname: p.Hostname, Pid: int32(p.PID), Version: p.Version, Slots: int32(p.Slots), Solitary: p.Solitary, LeaseMs: lease.Milliseconds(),
+	}
+	for _, q := range p.Queues {
+		row.Queues, row.QueueSlots = append(row.Queues, q.Name), append(row.QueueSlots, int32(q.Slots))
+	}
 	var err error
-	m.lockKey, err = m.queries.WorkerInsert(ctx, pool, db.WorkerInsertParams{
-		ID: m.id, Hostname: p.Hostname, Pid: int32(p.PID), Version: p.Version, Queues: p.Queues, Slots: int32(p.Slots),
-		Solitary: p.Solitary, LeaseMs: lease.Milliseconds(),
-	})
+	m.lockKey, err = m.queries.WorkerInsert(ctx, pool, row)
 	if err != nil {
 		return nil, fmt.Errorf("join the fleet: %w", err)
 	}
@@ -106,8 +110,13 @@ func (m *member) heartbeats() {
 	defer tick.Stop()
 	lapse := time.NewTimer(limit)
 	defer lapse.Stop()
-	result := make(chan error, 1)
+	type answer struct {
+		wanted string
+		err    error
+	}
+	result := make(chan answer, 1)
 	var began time.Time
+	var obeyed string
 	inFlight := false
 	beat := func() {
 		if inFlight {
@@ -117,8 +126,8 @@ func (m *member) heartbeats() {
 		go func() {
 			ctx, cancel := context.WithTimeout(m.ctx, limit)
 			defer cancel()
-			_, err := m.queries.WorkerHeartbeat(ctx, m.pool, m.id)
-			result <- err
+			wanted, err := m.queries.WorkerHeartbeat(ctx, m.pool, m.id)
+			result <- answer{wanted, err}
 		}()
 	}
 	defer func() {
@@ -134,14 +143,18 @@ func (m *member) heartbeats() {
 			beat()
 		case <-m.renew:
 			beat()
-		case err := <-result:
+		case a := <-result:
 			inFlight = false
+			if a.wanted != "" && a.wanted != obeyed {
+				obeyed = a.wanted
+				m.wanted <- a.wanted // there are two words, and a drain is the last
+			}
 			switch {
-			case errors.Is(err, pgx.ErrNoRows): // declared dead, or deleted
+			case errors.Is(a.err, pgx.ErrNoRows): // declared dead, or deleted
 				m.lost("declared dead")
 				return
-			case err != nil:
-				m.log.Warn("heartbeat", "error", err)
+			case a.err != nil:
+				m.log.Warn("heartbeat", "error", a.err)
 			case time.Since(began) < limit: // an answer that took longer renewed nothing we may rely on
 				renewed = began
 				lapse.Reset(limit - time.Since(renewed))

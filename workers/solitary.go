@@ -17,7 +17,7 @@ import (
 func (w *Worker) RunSolitary(ctx, hard context.Context, id uuid.UUID) error {
 	host, _ := os.Hostname()
 	m, err := join(ctx, w.Pool, w.Direct, w.Log, w.Heartbeat, w.Lease, memberParams{
-		Hostname: host, Version: w.Version, PID: os.Getpid(), Queues: []string{jobs.QueueSuspect}, Slots: 1, Solitary: true,
+		Hostname: host, Version: w.Version, PID: os.Getpid(), Queues: []Queue{{jobs.QueueSuspect, 1}}, Slots: 1, Solitary: true,
 	})
 	if err != nil {
 		return err

@@ -1,12 +1,15 @@
 package workers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,8 +48,8 @@ type Config struct {
 	Log    *slog.Logger
 
 	Version string
-	Slots   int      // runs at once; 0 means 256
-	Queues  []string // none means all
+	Slots   int     // runs at once, of a queue that names no number; 0 means 256
+	Queues  []Queue // none means all
 	// Heartbeat renews the lease, Lease is how long one renewal lasts, Drain how
 	// long a stopping worker lets steps finish; 0 means 2 s, 10 s, 30 s.
 	Heartbeat, Lease, Drain time.Duration
@@ -59,6 +62,30 @@ type Config struct {
 	// has ended, however it ended. nil means that this worker takes no suspects.
 	Solitary func(ctx context.Context, run uuid.UUID) error
 }
+
+// Queue is a queue that a worker serves, with slots of its own.
+type Queue struct {
+	Name  string
+	Slots int // 0 means the worker's
+}
+
+// ParseQueue reads name or name=slots.
+func ParseQueue(text string) (Queue, error) {
+	name, number, has := strings.Cut(text, "=")
+	q := Queue{Name: strings.TrimSpace(name)}
+	if !knows(q.Name) {
+		return q, fmt.Errorf("there is no queue %q", q.Name)
+	}
+	if has {
+		var err error
+		if q.Slots, err = strconv.Atoi(strings.TrimSpace(number)); err != nil || q.Slots < 1 || q.Slots > maxSlots {
+			return q, fmt.Errorf("%s must have 1 to %d slots, not %q", q.Name, maxSlots, number)
+		}
+	}
+	return q, nil
+}
+
+const maxSlots = 10_000 // River's limit
 
 // Worker is one process's work. It outlives its place in the fleet: a worker
 // that lost its lease stops what it does and joins again under a new id.
@@ -92,7 +119,11 @@ func New(c Config) *Worker {
 		c.Drain = 30 * time.Second
 	}
 	if len(c.Queues) == 0 {
-		c.Queues = []string{jobs.QueueTurns, jobs.QueueTurnsBg, jobs.QueueSpawns}
+		c.Queues = []Queue{{Name: jobs.QueueTurns}, {Name: jobs.QueueTurnsBg}, {Name: jobs.QueueSpawns}}
+	}
+	c.Queues = slices.Clone(c.Queues)
+	for i := range c.Queues {
+		c.Queues[i].Slots = cmp.Or(c.Queues[i].Slots, c.Slots)
 	}
 	w := &Worker{Config: c, queries: db.New(), ready: make(chan struct{})}
 	w.agents = newAgents(w.queries, c.Pool)
@@ -154,14 +185,35 @@ func (w *Worker) Run(ctx, hard context.Context) error {
 		}
 		joining = false
 		w.onceOK.Do(func() { close(w.ready) })
-		select {
-		case <-ctx.Done():
-			return w.leave(s, hard)
-		case <-s.member.ctx.Done():
-			if err := w.abandon(s); err != nil {
-				return err
+		for sits := true; sits; {
+			select {
+			case <-ctx.Done():
+				return w.leave(s, hard)
+			case wanted := <-s.member.wanted:
+				w.Log.Info("an operator asks", "wants", wanted)
+				if wanted == wantsDrain {
+					return w.leave(s, hard)
+				}
+				go s.fetchNoMore()
+			case <-s.member.ctx.Done():
+				if err := w.abandon(s); err != nil {
+					return err
+				}
+				sits = false
 			}
 		}
+	}
+}
+
+const wantsDrain = "drain" // the other word is quiet: nothing new is fetched, what is in hand goes on
+
+// fetchNoMore lets the runs in hand end and takes no others. The worker stays
+// a member, so nobody takes them for lost.
+func (s *seat) fetchNoMore() {
+	ctx, cancel := context.WithCancel(s.member.ctx)
+	defer cancel()
+	if err := s.client.Stop(ctx); err != nil && s.member.ctx.Err() == nil {
+		s.w.Log.Warn("quiet", "error", err)
 	}
 }
 
@@ -179,8 +231,12 @@ type seat struct {
 // sit joins the fleet and starts to fetch.
 func (w *Worker) sit(ctx context.Context) (*seat, error) {
 	host, _ := os.Hostname()
+	serves := slices.Clone(w.Queues)
+	if w.Solitary != nil {
+		serves = append(serves, Queue{jobs.QueueSuspect, suspectSlots})
+	}
 	m, err := join(ctx, w.Pool, w.Direct, w.Log, w.Heartbeat, w.Lease, memberParams{
-		Hostname: host, Version: w.Version, PID: os.Getpid(), Queues: w.Queues, Slots: w.Slots,
+		Hostname: host, Version: w.Version, PID: os.Getpid(), Queues: serves, Slots: w.Slots,
 	})
 	if err != nil {
 		return nil, err
@@ -190,11 +246,8 @@ func (w *Worker) sit(ctx context.Context) (*seat, error) {
 	river.AddWorker(work, &nudged[jobs.Turn]{seat: s, run: func(a jobs.Turn) uuid.UUID { return a.RunID }})
 	river.AddWorker(work, &nudged[jobs.Spawn]{seat: s, run: func(a jobs.Spawn) uuid.UUID { return a.RunID }})
 	queues := map[string]river.QueueConfig{}
-	for _, q := range w.Queues {
-		queues[q] = river.QueueConfig{MaxWorkers: w.Slots}
-	}
-	if w.Solitary != nil {
-		queues[jobs.QueueSuspect] = river.QueueConfig{MaxWorkers: suspectSlots}
+	for _, q := range serves {
+		queues[q.Name] = river.QueueConfig{MaxWorkers: q.Slots}
 	}
 	s.client, err = river.NewClient(riverpgxv5.New(w.Pool), &river.Config{
 		ID: m.id.String(), Queues: queues, Workers: work, FetchCooldown: fetchCooldown, FetchPollInterval: fetchPoll,
@@ -280,7 +333,15 @@ func (s *seat) listen() {
 		}
 	})
 	stopLimits := s.w.Runs.Bus().Handle(bus.Limits, func(uuid.UUID) { s.lookSoon() })
-	s.unbind = func() { stopControl(); stopLimits() }
+	stopWorkers := s.w.Runs.Bus().Handle(bus.Workers, func(id uuid.UUID) {
+		if id == s.member.id {
+			select {
+			case s.member.renew <- struct{}{}:
+			default:
+			}
+		}
+	})
+	s.unbind = func() { stopControl(); stopLimits(); stopWorkers() }
 }
 
 // lookSoon asks for a look at the database before its time.
@@ -412,8 +473,7 @@ func (h minLevel) WithAttrs(a []slog.Attr) slog.Handler {
 }
 func (h minLevel) WithGroup(n string) slog.Handler { return minLevel{h.Handler.WithGroup(n), h.level} }
 
-// Knows says whether queue is one a worker can serve.
-func Knows(queue string) bool {
+func knows(queue string) bool {
 	return slices.Contains([]string{
 		jobs.QueueTurns, jobs.QueueTurnsBg, jobs.QueueSpawns, jobs.QueueGraphs, jobs.QueueGates, jobs.QueueMemory, jobs.QueueDelivery,
 	}, queue)

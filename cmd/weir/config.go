@@ -63,6 +63,7 @@ type config struct {
 	sections    []string // its top-level keys
 	solitaryRun uuid.UUID
 	agents      []*agentcfg.Config // Agents, checked
+	queues      []workers.Queue    // Queues, read
 }
 
 // providerConfig is an entry of providers: in the config file.
@@ -101,8 +102,8 @@ var (
 	settingDB     = setting{key: "databaseUrl", value: "", usage: "Postgres to use, postgres://…; DATABASE_URL is read too"}
 	settingDirect = setting{key: "databaseUrlDirect", value: "",
 		usage: "Postgres past the pooler that --database-url names, for locks, LISTEN and commits"}
-	settingSlots     = setting{key: "slots", value: 256, usage: "runs at once"}
-	settingQueues    = setting{key: "queues", value: []string(nil), usage: "queues to work (default: all)"}
+	settingSlots     = setting{key: "slots", value: 256, usage: "runs at once, of each queue"}
+	settingQueues    = setting{key: "queues", value: []string(nil), usage: "queues to work, as name or name=slots (default: all)"}
 	settingHeartbeat = setting{key: "heartbeat", value: 2 * time.Second, usage: "how often a worker shows that it lives"}
 	settingLease     = setting{key: "lease", value: 10 * time.Second, usage: "how long a worker without heartbeat keeps its runs"}
 	settingDrain     = setting{key: "drain", value: 30 * time.Second, usage: "how long a stopping process lets calls finish"}
@@ -355,9 +356,11 @@ func (c *config) check() error {
 		}
 	}
 	for _, q := range c.Queues {
-		if !workers.Knows(q) {
-			return usagef("--queues: there is no queue %q", q)
+		queue, err := workers.ParseQueue(q)
+		if err != nil {
+			return usagef("--queues: %v", err)
 		}
+		c.queues = append(c.queues, queue)
 	}
 	for _, d := range []struct {
 		key   string

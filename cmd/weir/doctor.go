@@ -27,7 +27,7 @@ const (
 	diskBroken   = 200 << 20
 	diskWarn     = 2 << 30
 	postgresOld  = 150000 // server_version_num below which we do not work
-	workerConns  = poolConns + workConns + hotConns + 4
+	workerConns  = poolConns + workConns + hotConns + 5
 	fewConns     = 2 * workerConns
 	doctorProbes = 3
 )

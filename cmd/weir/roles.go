@@ -24,7 +24,7 @@ import (
 type duties struct {
 	api       bool
 	worker    bool
-	reaper    bool // declares workers dead
+	reaper    bool // declares workers dead, and admits what waits
 	scheduler bool // keeps time, repairs
 }
 
@@ -56,8 +56,8 @@ func newAPI() *cobra.Command {
 
 func newScheduler() *cobra.Command {
 	return roleCommand("scheduler", "Keeps time and repairs only",
-		`Ends waits when they are due, repairs what crashes left behind and reaps dead
-workers. Any number may run; one at a time does each of it. Workers do the same
+		`Admits what waits, ends waits when they are due, repairs what crashes left behind
+and reaps dead workers. Any number may run; one at a time does each of it. Workers do the same
 unless they run with --no-scheduler.`,
 		duties{reaper: true, scheduler: true}, newSettings([]setting{settingHealth}, settingsCommon, []setting{settingLease}))
 }
@@ -155,7 +155,7 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 		defer pool.Close()
 		worker = workers.New(workers.Config{
 			Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: p.log, Version: buildVersion(),
-			Slots: p.config.Slots, Queues: p.config.Queues, Heartbeat: p.config.Heartbeat, Lease: p.config.Lease, Drain: p.config.Drain,
+			Slots: p.config.Slots, Queues: p.config.queues, Heartbeat: p.config.Heartbeat, Lease: p.config.Lease, Drain: p.config.Drain,
 			Secret: secretOf, AllowPrivate: p.config.Tools.HTTP.AllowPrivate, Solitary: p.solitary(soft, hard),
 		})
 	}
@@ -169,6 +169,8 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 	if d.reaper {
 		reaper := scheduler.NewReaper(p.pool, p.direct, p.runs, p.log, lease)
 		duty.Go(func() { reaper.Run(onDuty) })
+		admission := scheduler.NewAdmission(p.direct, p.runs, p.log)
+		duty.Go(func() { admission.Run(onDuty) })
 	}
 	if worker != nil {
 		duty.Go(func() { paceGC(onDuty, worker.Running) })
@@ -218,8 +220,14 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 		}
 		err = ready(r)
 	}
+	var alone <-chan struct{} // a worker that an operator has drained ends its process, unless that serves too
+	if d.worker && !d.api {
+		alone = worked
+	}
 	if err == nil {
 		select {
+		case <-alone:
+			p.log.Info("drained")
 		case <-soft.Done():
 			p.log.Info("draining", "reason", context.Cause(soft).Error(), "within_ms", p.config.Drain.Milliseconds())
 		case err = <-failed:

@@ -30,7 +30,13 @@ ON CONFLICT (tenant_id, name) DO UPDATE
 RETURNING version;
 
 -- name: AgentVersionInsert :exec
-INSERT INTO agent_version (tenant_id, name, version, config) VALUES (@tenant_id, @name, @version, @config);
+-- The current version, of an agent that this transaction has written; admission
+-- reads its limit.
+WITH v AS (
+    INSERT INTO agent_version (tenant_id, name, version, config) VALUES (@tenant_id, @name, @version, @config)
+    RETURNING tenant_id, name, config
+)
+UPDATE agent a SET max_running = (v.config -> 'concurrency' ->> 'maxRunning')::int FROM v WHERE a.tenant_id = v.tenant_id AND a.name = v.name;
 
 -- name: AgentLock :one
 -- Locks an agent against other changes of its configuration.

@@ -90,7 +90,7 @@ FROM usage WHERE run_id = @run_id;
 
 -- name: WorkerStatus :many
 -- WorkerList with the advisory locks as the server holds them.
-SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, w.started_at, w.heartbeat_at,
+SELECT w.id, w.state, w.hostname, w.pid, w.version, w.queues, w.slots, coalesce(w.wanted, '')::text AS wanted, w.started_at, w.heartbeat_at,
        (SELECT count(*) FROM run r WHERE r.worker_id = w.id AND r.state = 'running') AS running,
        EXISTS (SELECT FROM pg_catalog.pg_locks l
                WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock' AND l.objsubid = 1

@@ -31,5 +31,9 @@ SELECT pg_relation_size('run') / 8192 AS run_pages,
 SELECT kind, state, count(*) AS n FROM run TABLESAMPLE SYSTEM (@percent::float4) REPEATABLE (7)
 WHERE state >= 'completed' GROUP BY kind, state;
 
+-- name: MetricAdmission :many
+-- What the admitter has noted of each queue.
+SELECT name, waiting, (paused_at IS NOT NULL)::bool AS paused, coalesce(extract(epoch FROM clock_timestamp() - oldest_at), 0)::float8 AS oldest_seconds FROM queue;
+
 -- name: MetricWorkers :many
 SELECT state, count(*) AS n FROM worker WHERE state IN ('live', 'draining', 'dead') GROUP BY state;

@@ -59,7 +59,7 @@ FOR NO KEY UPDATE;
 -- name: UnitRunLock :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY (@ids::uuid[])
@@ -69,7 +69,7 @@ FOR NO KEY UPDATE SKIP LOCKED;
 -- name: UnitRunLockWait :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
-       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.admitted_at, r.nudged_at, r.nudges,
+       r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
        r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
 FROM run r
 WHERE r.id = ANY (@ids::uuid[])
@@ -83,10 +83,10 @@ SELECT w.id, w.state FROM worker w WHERE w.id = ANY (@ids::uuid[]) FOR KEY SHARE
 -- name: UnitLaneNext :many
 -- Locks the next turn of each lane, unless somebody holds it. It runs after the
 -- lock of the sessions, so its snapshot holds every turn accepted before.
-SELECT r.session_id, r.id, r.tenant_id, r.kind, r.queue
+SELECT r.session_id, r.id, r.tenant_id, r.agent, r.kind, r.queue
 FROM run r
 WHERE r.id IN (SELECT DISTINCT ON (q.session_id) q.id FROM run q
-               WHERE q.session_id = ANY (@session_ids::uuid[]) AND q.state = 'queued' AND q.in_lane AND q.admitted_at IS NULL
+               WHERE q.session_id = ANY (@session_ids::uuid[]) AND q.state = 'queued' AND q.in_lane AND q.admitted_at IS NULL AND q.ready_at IS NULL
                ORDER BY q.session_id, q.request_seq)
 FOR NO KEY UPDATE SKIP LOCKED;
 
@@ -152,17 +152,17 @@ ORDER BY run_id, seq;
 
 -- name: UnitRunInsert :exec
 INSERT INTO run (id, tenant_id, kind, queue, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq,
-                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, retry_of, steps, model_calls)
+                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls)
 SELECT u.id, u.tenant_id, u.kind::run_kind, u.queue, u.root_run_id, nullif(u.parent_run_id, '00000000-0000-0000-0000-000000000000'::uuid),
        u.depth, u.agent, u.agent_version, u.session_id, u.request_seq, u.in_lane, nullif(u.user_id, ''), nullif(u.owner_token, ''),
        u.input::json, u.time_left_ms, CASE WHEN u.admitted THEN weir_now() END, CASE WHEN u.admitted THEN clock_timestamp() END,
-       nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls
+       CASE WHEN u.ready THEN clock_timestamp() END, nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@tenant_ids::text[]) AS tenant_id, unnest(@kinds::text[]) AS kind, unnest(@queues::text[]) AS queue,
              unnest(@root_run_ids::uuid[]) AS root_run_id, unnest(@parent_run_ids::uuid[]) AS parent_run_id,
              unnest(@depths::int[]) AS depth, unnest(@agents::text[]) AS agent, unnest(@agent_versions::int[]) AS agent_version,
              unnest(@session_ids::uuid[]) AS session_id, unnest(@request_seqs::bigint[]) AS request_seq,
              unnest(@in_lanes::bool[]) AS in_lane, unnest(@user_ids::text[]) AS user_id, unnest(@owner_tokens::text[]) AS owner_token,
-             unnest(@inputs::text[]) AS input, unnest(@time_left_ms::bigint[]) AS time_left_ms, unnest(@admitted::bool[]) AS admitted,
+             unnest(@inputs::text[]) AS input, unnest(@time_left_ms::bigint[]) AS time_left_ms, unnest(@admitted::bool[]) AS admitted, unnest(@ready::bool[]) AS ready,
              unnest(@retry_ofs::uuid[]) AS retry_of, unnest(@steps::int[]) AS steps, unnest(@model_calls::int[]) AS model_calls) u;
 
 -- name: UnitRunUpdate :exec
@@ -171,6 +171,7 @@ SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0
     queue = u.queue, wake_seq = u.wake_seq, steps = u.steps, model_calls = u.model_calls, call_attempts = u.call_attempts, call_limited = u.call_limited,
     losses = u.losses, open_children = u.open_children, time_left_ms = u.time_left_ms, nudges = u.nudges,
     deadline_at = nullif(u.deadline_at, 'epoch'::timestamptz),
+    ready_at = nullif(u.ready_at, 'epoch'::timestamptz),
     admitted_at = nullif(u.admitted_at, 'epoch'::timestamptz),
     nudged_at = nullif(u.nudged_at, 'epoch'::timestamptz),
     cancel_requested_at = nullif(u.cancel_requested_at, 'epoch'::timestamptz),
@@ -185,7 +186,7 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@states::text[]) AS state, unnes
              unnest(@call_attempts::int[]) AS call_attempts, unnest(@call_limited::int[]) AS call_limited, unnest(@losses::int[]) AS losses,
              unnest(@open_children::int[]) AS open_children, unnest(@time_left_ms::bigint[]) AS time_left_ms,
              unnest(@nudges::int[]) AS nudges,
-             unnest(@deadline_ats::timestamptz[]) AS deadline_at, unnest(@admitted_ats::timestamptz[]) AS admitted_at,
+             unnest(@deadline_ats::timestamptz[]) AS deadline_at, unnest(@admitted_ats::timestamptz[]) AS admitted_at, unnest(@ready_ats::timestamptz[]) AS ready_at,
              unnest(@nudged_ats::timestamptz[]) AS nudged_at,
              unnest(@cancel_requested_ats::timestamptz[]) AS cancel_requested_at, unnest(@killed_ats::timestamptz[]) AS killed_at,
              unnest(@started_ats::timestamptz[]) AS started_at, unnest(@finished_ats::timestamptz[]) AS finished_at,

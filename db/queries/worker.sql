@@ -1,10 +1,15 @@
 -- name: WorkerInsert :one
-INSERT INTO worker (id, hostname, pid, version, queues, slots, solitary, lease_ms)
-VALUES (@id, @hostname, @pid, @version, @queues, @slots, @solitary, @lease_ms)
+INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, solitary, lease_ms)
+VALUES (@id, @hostname, @pid, @version, @queues, coalesce(@queue_slots::int[], '{}'), @slots, @solitary, @lease_ms)
 RETURNING lock_key;
 
 -- name: WorkerHeartbeat :one
-UPDATE worker SET heartbeat_at = clock_timestamp() WHERE id = @id AND state IN ('live', 'draining') RETURNING state;
+UPDATE worker SET heartbeat_at = clock_timestamp() WHERE id = @id AND state IN ('live', 'draining') RETURNING coalesce(wanted, '')::text AS wanted;
+
+-- name: WorkerWant :many
+-- What an operator wants of a worker; a drain is not taken back.
+UPDATE worker SET wanted = CASE WHEN wanted = 'drain' THEN wanted ELSE @wanted::text END
+WHERE id = @id AND state IN ('live', 'draining') RETURNING wanted::text AS wanted;
 
 -- name: WorkerDrain :exec
 UPDATE worker SET state = 'draining' WHERE id = @id AND state = 'live';

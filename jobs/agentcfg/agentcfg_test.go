@@ -139,7 +139,7 @@ func TestRefused(t *testing.T) {
 		{`{"name":"a","limits":{"maxTreeRuns":3}}`, "limits.maxTreeRuns", agentcfg.NotBuilt},
 		{`{"name":"a","onBusy":"steer"}`, "onBusy", agentcfg.NotBuilt},
 		{`{"name":"a","profile":"max"}`, "profile", agentcfg.NotBuilt},
-		{`{"name":"a","concurrency":{"maxRunning":2}}`, "concurrency.maxRunning", agentcfg.NotBuilt},
+		{`{"name":"a","concurrency":{"maxRunning":0}}`, "concurrency.maxRunning", agentcfg.Invalid},
 		{`{"name":"a","debug":true}`, "debug", agentcfg.NotBuilt},
 		{`{"name":"a","tools":[{"type":"client","name":"crm::lookup"}]}`, "tools[0].type", agentcfg.NotBuilt},
 		{`{"name":"a","tools":[{"type":"mcp","server":"fs"}]}`, "tools[0].type", agentcfg.NotBuilt},

@@ -100,7 +100,7 @@ func (l Limits) TurnTimeout() time.Duration { return time.Duration(l.TurnTimeout
 
 // Concurrency bounds how many runs of the agent are running at once.
 type Concurrency struct {
-	MaxRunning *int `json:"maxRunning"` // always nil, no limit: not built
+	MaxRunning *int `json:"maxRunning"` // 1 to 100000 over the whole fleet; nil is no limit
 }
 
 // ToolType says who carries out a tool's calls.

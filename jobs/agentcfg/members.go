@@ -38,6 +38,15 @@ func (c *Config) readLimits(field string, raw json.RawMessage) error {
 	})
 }
 
+func (c *Config) readMaxRunning(field string, raw json.RawMessage) error {
+	n := 0
+	if err := integer(&n, 1, 100_000)(field, raw); err != nil {
+		return err
+	}
+	c.Concurrency.MaxRunning = &n
+	return nil
+}
+
 // maxTimeoutMs is 12 hours, the longest that a turn can take.
 const maxTimeoutMs = 43_200_000
 

@@ -98,7 +98,7 @@ func Parse(raw json.RawMessage) (*Config, error) {
 		"onBusy":          choice(&c.OnBusy, []OnBusy{OnBusyEnqueue}, "reject", "interrupt", "rollback", "steer", "collect"),
 		"profile":         choice(&c.Profile, []policy.Profile{policy.Assistant, policy.Standard}, policy.Unattended, policy.Max),
 		"capabilities":    c.readCapabilities,
-		"concurrency":     nested(readers{"maxRunning": notBuilt("a limit on running runs")}),
+		"concurrency":     nested(readers{"maxRunning": c.readMaxRunning}),
 		"modelParameters": parameters(&c.ModelParameters),
 		"debug":           falseOnly("debug events"),
 	})

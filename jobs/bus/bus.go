@@ -28,6 +28,8 @@ const (
 	RunControl Topic = 'c' // run: cancel or kill; its worker looks up
 	Limits     Topic = 'l' // nothing: a rate limit was set
 	Waits      Topic = 'w' // nothing: a wait was stored
+	Ready      Topic = 'q' // nothing: a run waits for admission
+	Workers    Topic = 'k' // worker: an operator wants something of it
 	Agents     Topic = 'a' // nothing: an agent or token changed
 )
 

@@ -1,0 +1,129 @@
+-- name: UnitGate :many
+-- What may be admitted without the admitter: the open queues; not of tenants
+-- and agents with a limit, whose number is bounded.
+SELECT 'open'::text AS what, q.name AS scope, ''::text AS name FROM queue q
+WHERE q.open AND q.paused_at IS NULL AND q.max_running IS NULL AND q.looked_at > clock_timestamp() - interval '5 seconds'
+UNION ALL
+SELECT 'full', q.name, '' FROM queue q WHERE q.is_full AND q.max_waiting IS NOT NULL
+UNION ALL
+(SELECT 'tenant', t.id, '' FROM tenant t WHERE t.max_running IS NOT NULL LIMIT 201)
+UNION ALL
+(SELECT 'agent', a.tenant_id, a.name FROM agent a WHERE a.max_running IS NOT NULL LIMIT 201);
+
+-- name: UnitRunReady :exec
+-- The next turns of lanes, which UnitLaneNext has locked, wait for admission.
+UPDATE run SET ready_at = clock_timestamp() WHERE id = ANY (@ids::uuid[]);
+
+-- name: AdmissionQueues :many
+-- Every queue with what River still holds of it, counted up to a bound, and the
+-- live workers that serve it.
+SELECT q.name, (q.paused_at IS NOT NULL)::bool AS paused, coalesce(q.max_running, -1)::int AS max_running, coalesce(q.max_waiting, -1)::int AS max_waiting,
+       q.open, q.is_full,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name
+                              LIMIT @bound) r)::bigint AS unclaimed,
+       (SELECT count(*) FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues))::bigint AS workers,
+       (SELECT coalesce(sum(w.queue_slots[array_position(w.queues, q.name)]), 0)
+        FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues))::bigint AS slots
+FROM queue q ORDER BY q.name;
+
+-- name: AdmissionFlows :many
+-- The flows that wait, found by leaps over the index.
+WITH RECURSIVE flow AS (
+    (SELECT r.queue, r.tenant_id, r.agent, r.ready_at FROM run r
+     WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+     ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.tenant_id, n.agent, n.ready_at FROM flow f CROSS JOIN LATERAL (
+        SELECT r.queue, r.tenant_id, r.agent, r.ready_at FROM run r
+        WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+          AND (r.queue, r.tenant_id, r.agent) > (f.queue, f.tenant_id, f.agent)
+        ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1) n
+)
+SELECT f.queue, f.tenant_id, f.agent, f.ready_at, coalesce(t.weight, 1)::float8 AS weight, coalesce(t.max_running, -1)::int AS tenant_max,
+       coalesce(a.max_running, -1)::int AS agent_max
+FROM flow f LEFT JOIN tenant t ON t.id = f.tenant_id LEFT JOIN agent a ON a.tenant_id = f.tenant_id AND a.name = f.agent;
+
+-- name: AdmissionHeads :many
+-- The runs of each flow that have waited longest, from where the last look
+-- ended.
+SELECT h.id, h.kind, h.ready_at, f.n::int AS flow
+FROM (SELECT unnest(@numbers::int[]) AS n, unnest(@tenants::text[]) AS tenant_id, unnest(@agents::text[]) AS agent,
+             unnest(@since::timestamptz[]) AS since, unnest(@most::int[]) AS most) f
+CROSS JOIN LATERAL (
+    SELECT r.id, r.kind, r.ready_at FROM run r
+    WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = @queue::text
+      AND r.tenant_id = f.tenant_id AND r.agent = f.agent AND r.ready_at >= f.since
+    ORDER BY r.ready_at, r.id LIMIT f.most) h;
+
+-- name: AdmissionInFlight :many
+-- What runs or is about to, of the limited scopes: the slots they hold.
+SELECT r.queue, r.tenant_id, r.agent, count(*) AS n FROM (
+    SELECT queue, tenant_id, agent FROM run WHERE state = 'running'
+    UNION ALL
+    SELECT queue, tenant_id, agent FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) r
+GROUP BY r.queue, r.tenant_id, r.agent;
+
+-- name: AdmissionAdmit :many
+-- Admits those among the runs that still wait and that nobody holds. It locks
+-- and judges by the same rows alone.
+UPDATE run r SET admitted_at = weir_now(), nudged_at = clock_timestamp(), ready_at = NULL
+FROM (SELECT q.id FROM run q
+      WHERE q.id = ANY (@ids::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
+      ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
+WHERE r.id = c.id
+RETURNING r.id, r.kind, r.tenant_id, r.agent;
+
+-- name: AdmissionGate :exec
+UPDATE queue q SET open = g.open, is_full = g.is_full, looked_at = clock_timestamp(), slots = g.slots,
+    oldest_at = nullif(g.oldest_at, 'epoch'::timestamptz)
+FROM (SELECT unnest(@names::text[]) AS name, unnest(@opens::bool[]) AS open, unnest(@fulls::bool[]) AS is_full,
+             unnest(@slots::bigint[]) AS slots, unnest(@oldest_ats::timestamptz[]) AS oldest_at) g
+WHERE q.name = g.name;
+
+-- name: AdmissionCount :many
+-- Notes how much waits, counted up to a bound, and runs.
+WITH running AS MATERIALIZED (SELECT queue, count(*) AS n FROM run WHERE state = 'running' GROUP BY queue), c AS (
+    SELECT n.name, coalesce((SELECT r.n FROM running r WHERE r.queue = n.name), 0)::bigint AS running,
+           (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+                                    AND r.queue = n.name LIMIT @bound) w)::bigint AS waiting
+    FROM queue n)
+UPDATE queue q SET running = c.running, waiting = c.waiting FROM c WHERE q.name = c.name
+RETURNING q.name, q.running, q.waiting;
+
+-- name: QueueList :many
+SELECT q.name, q.paused_at, q.max_running, q.max_waiting, q.open, q.waiting, q.running, q.slots,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name
+                              LIMIT 10000) r)::bigint AS admitted,
+       coalesce(extract(epoch FROM clock_timestamp() - q.oldest_at), 0)::float8 AS oldest_seconds
+FROM queue q ORDER BY q.name;
+
+-- name: QueuePause :execrows
+UPDATE queue SET paused_at = coalesce(paused_at, clock_timestamp()), open = false WHERE name = @name;
+
+-- name: QueueResume :execrows
+UPDATE queue SET paused_at = NULL WHERE name = @name;
+
+-- name: QueueLimit :execrows
+-- -1 leaves a limit as it is, NULL removes it.
+UPDATE queue SET max_running = CASE WHEN sqlc.narg('max_running')::int = -1 THEN max_running ELSE sqlc.narg('max_running') END,
+    max_waiting = CASE WHEN sqlc.narg('max_waiting')::int = -1 THEN max_waiting ELSE sqlc.narg('max_waiting') END,
+    open = open AND sqlc.narg('max_running')::int IS NULL
+WHERE name = @name;
+
+-- name: QueueTakeBack :execrows
+-- Admitted runs that nobody claimed wait for admission again; the nudges they
+-- had are spare.
+UPDATE run r SET admitted_at = NULL, nudged_at = NULL, ready_at = coalesce(r.started_at, clock_timestamp())
+FROM (SELECT q.id FROM run q WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND q.queue = @queue
+      ORDER BY q.depth, q.id LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) c
+WHERE r.id = c.id;
+
+-- name: TenantList :many
+SELECT id, weight, max_running, created_at FROM tenant WHERE id > @after ORDER BY id LIMIT @max_rows;
+
+-- name: TenantSet :many
+-- A negative weight, or limit, leaves it as it is.
+UPDATE tenant SET weight = CASE WHEN @weight::float8 < 0 THEN weight ELSE @weight END,
+    max_running = CASE WHEN sqlc.narg('max_running')::int = -1 THEN max_running ELSE sqlc.narg('max_running')::int END
+WHERE id = @id
+RETURNING id, weight, max_running, created_at;
