@@ -76,6 +76,9 @@ func New(c Config) *Client {
 // URL is where the API is.
 func (c *Client) URL() string { return c.config.URL }
 
+// Token is what the client shows to the API.
+func (c *Client) Token() string { return c.config.Token }
+
 // Error codes of the API that callers branch on.
 const (
 	CodeMethodNotFound = -32601

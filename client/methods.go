@@ -62,6 +62,17 @@ func (c *Client) Execute(ctx context.Context, p ExecuteParams) (*ExecuteResult, 
 	return call1[ExecuteResult](ctx, c, "agent.execute", p, Key(p.IdempotencyKey))
 }
 
+// Accepted is the answer of agent.request.
+type Accepted struct {
+	Phase     string `json:"phase"` // thinking, queued
+	SessionID string `json:"sessionId"`
+	TurnID    string `json:"turnId"`
+	RunID     string `json:"runId"`
+	Seq       int64  `json:"seq"`
+	// Position in the session's queue; 1 is next.
+	Position int `json:"position"`
+}
+
 // Run is one durable piece of work.
 type Run struct {
 	RunID           string `json:"runId"`
