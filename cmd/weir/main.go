@@ -67,7 +67,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 timeout,
 	}
 	add("run", newDev(), newServe(), newAPI(), newWorker(), newScheduler())
 	add("use", newChat(), newAgents(), newRuns())
-	add("care", newQueue(), newTenant(), newWorkers(), newMigrate(), newTokens(), newDoctor(), newDemo(), newVersion())
+	add("care", newQueue(), newTenant(), newWorkers(), newLoad(), newMigrate(), newTokens(), newDoctor(), newDemo(), newVersion())
 	root.SetHelpCommandGroupID("care")
 	root.SetCompletionCommandGroupID("care")
 	strictArgs(root)
