@@ -188,6 +188,15 @@ func (q *Queries) RunAdmittedUnclaimed(ctx context.Context, db DBTX, arg RunAdmi
 	return items, nil
 }
 
+const runDelete = `-- name: RunDelete :exec
+DELETE FROM run WHERE id = ANY ($1::uuid[]) AND state >= 'completed'
+`
+
+func (q *Queries) RunDelete(ctx context.Context, db DBTX, ids []uuid.UUID) error {
+	_, err := db.Exec(ctx, runDelete, ids)
+	return err
+}
+
 const runEndedAmong = `-- name: RunEndedAmong :many
 SELECT id FROM run WHERE id = ANY ($1::uuid[]) AND state >= 'completed'
 `
@@ -472,6 +481,49 @@ func (q *Queries) RunOfDeadWorker(ctx context.Context, db DBTX, maxRows int32) (
 	return items, nil
 }
 
+const runOld = `-- name: RunOld :many
+SELECT id, coalesce(state >= 'completed' AND finished_at < weir_now() - $1::bigint * interval '1 millisecond', false)::bool AS purge
+FROM run WHERE id > $2 AND id < $3 ORDER BY id LIMIT $4
+`
+
+type RunOldParams struct {
+	KeptMs   int64
+	AfterID  uuid.UUID
+	BeforeID uuid.UUID
+	MaxRows  int32
+}
+
+type RunOldRow struct {
+	ID    uuid.UUID
+	Purge bool
+}
+
+// Runs between two ids, the oldest first, and whether they have long ended.
+func (q *Queries) RunOld(ctx context.Context, db DBTX, arg RunOldParams) ([]RunOldRow, error) {
+	rows, err := db.Query(ctx, runOld,
+		arg.KeptMs,
+		arg.AfterID,
+		arg.BeforeID,
+		arg.MaxRows,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []RunOldRow
+	for rows.Next() {
+		var i RunOldRow
+		if err := rows.Scan(&i.ID, &i.Purge); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const runOutcome = `-- name: RunOutcome :one
 SELECT state, end_reason, result, error, waits_for FROM run WHERE tenant_id = $1 AND id = $2
 `
@@ -579,6 +631,15 @@ func (q *Queries) RunSteps(ctx context.Context, db DBTX, runID uuid.UUID) ([]Run
 		return nil, err
 	}
 	return items, nil
+}
+
+const stepDelete = `-- name: StepDelete :exec
+DELETE FROM step WHERE run_id = ANY ($1::uuid[])
+`
+
+func (q *Queries) StepDelete(ctx context.Context, db DBTX, runIds []uuid.UUID) error {
+	_, err := db.Exec(ctx, stepDelete, runIds)
+	return err
 }
 
 const waitDue = `-- name: WaitDue :many

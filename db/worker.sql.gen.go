@@ -12,12 +12,29 @@ import (
 	"github.com/google/uuid"
 )
 
-const idempotencyPurge = `-- name: IdempotencyPurge :execrows
-DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency WHERE created_at < weir_now() - interval '24 hours' LIMIT 5000))
+const clockNow = `-- name: ClockNow :one
+SELECT weir_now()::timestamptz AS at
 `
 
-func (q *Queries) IdempotencyPurge(ctx context.Context, db DBTX) (int64, error) {
-	result, err := db.Exec(ctx, idempotencyPurge)
+func (q *Queries) ClockNow(ctx context.Context, db DBTX) (time.Time, error) {
+	row := db.QueryRow(ctx, clockNow)
+	var at time.Time
+	err := row.Scan(&at)
+	return at, err
+}
+
+const idempotencyPurge = `-- name: IdempotencyPurge :execrows
+DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency
+    WHERE created_at < weir_now() - $1::bigint * interval '1 millisecond' LIMIT $2))
+`
+
+type IdempotencyPurgeParams struct {
+	KeptMs  int64
+	MaxRows int32
+}
+
+func (q *Queries) IdempotencyPurge(ctx context.Context, db DBTX, arg IdempotencyPurgeParams) (int64, error) {
+	result, err := db.Exec(ctx, idempotencyPurge, arg.KeptMs, arg.MaxRows)
 	if err != nil {
 		return 0, err
 	}
@@ -215,11 +232,11 @@ func (q *Queries) WorkerNudgesLost(ctx context.Context, db DBTX, workerID string
 }
 
 const workerPurge = `-- name: WorkerPurge :exec
-DELETE FROM worker WHERE state IN ('reaped', 'left') AND ended_at < clock_timestamp() - interval '7 days'
+DELETE FROM worker WHERE state IN ('reaped', 'left') AND ended_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 `
 
-func (q *Queries) WorkerPurge(ctx context.Context, db DBTX) error {
-	_, err := db.Exec(ctx, workerPurge)
+func (q *Queries) WorkerPurge(ctx context.Context, db DBTX, keptMs int64) error {
+	_, err := db.Exec(ctx, workerPurge, keptMs)
 	return err
 }
 

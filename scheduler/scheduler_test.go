@@ -238,7 +238,7 @@ func TestReaper(t *testing.T) {
 func TestSweeper(t *testing.T) {
 	t.Parallel()
 	sweeper := func(f *fixture) *Sweeper {
-		s := NewSweeper(f.pool, f.pool.Config().ConnConfig, f.runs, f.log)
+		s := NewSweeper(f.pool, f.pool.Config().ConnConfig, f.runs, f.log, Retention{})
 		f.start(s.Run)
 		return s
 	}

@@ -46,11 +46,13 @@ type Sweeper struct {
 	runs    *jobs.Runs
 	log     *slog.Logger
 	repairs map[string]*atomic.Int64
+
+	retention Retention
 }
 
 // NewSweeper makes a sweeper.
-func NewSweeper(pool *pgxpool.Pool, direct *pgx.ConnConfig, runs *jobs.Runs, log *slog.Logger) *Sweeper {
-	s := &Sweeper{pool: pool, direct: direct, queries: db.New(), runs: runs, log: log, repairs: map[string]*atomic.Int64{}}
+func NewSweeper(pool *pgxpool.Pool, direct *pgx.ConnConfig, runs *jobs.Runs, log *slog.Logger, keep Retention) *Sweeper {
+	s := &Sweeper{pool: pool, direct: direct, queries: db.New(), runs: runs, log: log, repairs: map[string]*atomic.Int64{}, retention: keep}
 	for _, k := range []string{RepairNudge, RepairOrphan, RepairDeadline, RepairLane, RepairWait} {
 		s.repairs[k] = &atomic.Int64{}
 	}
@@ -108,6 +110,11 @@ func (s *Sweeper) session(ctx context.Context) error {
 		defer wg.Done()
 		s.keepRows(leading)
 	}()
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		s.keepSmall(leading)
+	}()
 	for {
 		if err := conn.Ping(ctx); err != nil { // the lock went with the connection
 			stop(err)
@@ -119,15 +126,10 @@ func (s *Sweeper) session(ctx context.Context) error {
 	}
 }
 
-// keepRows repairs and purges, again and again.
+// keepRows repairs, again and again.
 func (s *Sweeper) keepRows(ctx context.Context) {
-	var purged time.Time
 	for {
 		s.sweep(ctx)
-		if time.Since(purged) > purgeEvery {
-			s.purge(ctx)
-			purged = time.Now()
-		}
 		if !pause(ctx, sweepEvery) {
 			return
 		}
@@ -229,14 +231,4 @@ func (s *Sweeper) repair(kind string, refs []jobs.Ref, f func(jobs.Ref) (bool, e
 		}
 		return err
 	}, s.log, "repair "+kind)
-}
-
-// purge deletes what nobody needs any more.
-func (s *Sweeper) purge(ctx context.Context) {
-	if _, err := s.queries.IdempotencyPurge(ctx, s.pool); err != nil {
-		s.log.Warn("purge idempotency keys", "error", err)
-	}
-	if err := s.queries.WorkerPurge(ctx, s.pool); err != nil {
-		s.log.Warn("purge workers", "error", err)
-	}
 }

@@ -57,7 +57,7 @@ func setup(t *testing.T) *fixture {
 	require.NoError(t, err)
 	f.models, err = model.NewRegistry(nil)
 	require.NoError(t, err)
-	f.sweeper = scheduler.NewSweeper(f.pool, f.pool.Config().ConnConfig, f.runs, f.log)
+	f.sweeper = scheduler.NewSweeper(f.pool, f.pool.Config().ConnConfig, f.runs, f.log, scheduler.Retention{})
 	sweeperDone := make(chan struct{})
 	go func() { defer close(sweeperDone); f.sweeper.Run(f.ctx) }()
 	t.Cleanup(func() {

@@ -32,6 +32,7 @@ const (
 	fetchPoll      = 2 * time.Second  // behind the notifications; also how long a lost one delays a run
 	jobTimeout     = 13 * time.Hour   // above the longest turn: River's last net, never its own judgement
 	rescueAfter    = 24 * time.Hour
+	keptJobs       = 24 * time.Hour  // ended nudges: the runs tell what happened
 	lookInterval   = time.Second     // between looks at what the database says we hold
 	limitsInterval = 5 * time.Second // between looks at the fleet's rate limits that nobody asked for
 	stopWithin     = 10 * time.Second
@@ -251,7 +252,9 @@ func (w *Worker) sit(ctx context.Context) (*seat, error) {
 	}
 	s.client, err = river.NewClient(riverpgxv5.New(w.Pool), &river.Config{
 		ID: m.id.String(), Queues: queues, Workers: work, FetchCooldown: fetchCooldown, FetchPollInterval: fetchPoll,
-		JobTimeout: jobTimeout, RescueStuckJobsAfter: rescueAfter, MaxAttempts: 1, Logger: quiet(w.Log),
+		JobTimeout: jobTimeout, RescueStuckJobsAfter: rescueAfter,
+		CompletedJobRetentionPeriod: keptJobs, CancelledJobRetentionPeriod: keptJobs, DiscardedJobRetentionPeriod: keptJobs,
+		MaxAttempts: 1, Logger: quiet(w.Log),
 	})
 	if err == nil {
 		err = s.client.Start(context.WithoutCancel(ctx))

@@ -44,6 +44,9 @@ type config struct {
 	Lease             time.Duration `koanf:"lease"`
 	Drain             time.Duration `koanf:"drain"`
 	NoScheduler       bool          `koanf:"noScheduler"`
+	Retention         struct {
+		Runs time.Duration `koanf:"runs"`
+	} `koanf:"retention"`
 	Solitary          string        `koanf:"solitary"`
 	Log               struct {
 		Level  string `koanf:"level"`
@@ -110,6 +113,7 @@ var (
 	settingPrivate   = setting{key: "tools.http.allowPrivate", value: false, usage: "let http tools and web_fetch call private addresses"}
 	settingLogLevel  = setting{key: "log.level", value: "info", usage: "debug, info, warn or error"}
 	settingLogFormat = setting{key: "log.format", value: "auto", usage: "text, json, or auto: text on a terminal"}
+	settingKeepRuns  = setting{key: "retention.runs", value: 30 * 24 * time.Hour, usage: "how long finished runs and their steps are kept; 0 is for ever"}
 	settingNoSched   = setting{key: "noScheduler", value: false, usage: "leave time and repairs to other processes; dead workers are still reaped"}
 	settingSolitary  = setting{key: "solitary", value: "", usage: "carry this one suspected run, then exit", hidden: true}
 	settingDataDir   = setting{key: "dataDir", value: ".weir", usage: "folder that keeps everything"}
@@ -122,7 +126,7 @@ var (
 var (
 	settingsCommon = []setting{settingDB, settingDirect, settingJSON, settingDrain, settingLogLevel, settingLogFormat}
 	settingsClient = []setting{settingURL, settingToken}
-	settingsWork   = []setting{settingSlots, settingQueues, settingHeartbeat, settingLease, settingPrivate}
+	settingsWork   = []setting{settingSlots, settingQueues, settingHeartbeat, settingLease, settingPrivate, settingKeepRuns}
 )
 
 // settings are what one command can be told.
@@ -365,9 +369,9 @@ func (c *config) check() error {
 	for _, d := range []struct {
 		key   string
 		value time.Duration
-	}{{"heartbeat", c.Heartbeat}, {"lease", c.Lease}, {"drain", c.Drain}} {
+	}{{"heartbeat", c.Heartbeat}, {"lease", c.Lease}, {"drain", c.Drain}, {"retention.runs", c.Retention.Runs}} {
 		if d.value < 0 {
-			return usagef("--%s must not be negative", d.key)
+			return usagef("--%s must not be negative", flagName(d.key))
 		}
 	}
 	// A worker gives up at three quarters of its lease, so at least two

@@ -59,7 +59,7 @@ func newScheduler() *cobra.Command {
 		`Admits what waits, ends waits when they are due, repairs what crashes left behind
 and reaps dead workers. Any number may run; one at a time does each of it. Workers do the same
 unless they run with --no-scheduler.`,
-		duties{reaper: true, scheduler: true}, newSettings([]setting{settingHealth}, settingsCommon, []setting{settingLease}))
+		duties{reaper: true, scheduler: true}, newSettings([]setting{settingHealth}, settingsCommon, []setting{settingLease, settingKeepRuns}))
 }
 
 func newWorker() *cobra.Command {
@@ -177,7 +177,7 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 	}
 	var sweeper *scheduler.Sweeper
 	if d.scheduler {
-		sweeper = scheduler.NewSweeper(p.pool, p.direct, p.runs, p.log)
+		sweeper = scheduler.NewSweeper(p.pool, p.direct, p.runs, p.log, scheduler.Retention{Runs: p.config.Retention.Runs})
 		duty.Go(func() { sweeper.Run(onDuty) })
 	}
 

@@ -107,3 +107,14 @@ SELECT config FROM agent_version WHERE tenant_id = @tenant_id AND name = @name A
 
 -- name: RunEndedAmong :many
 SELECT id FROM run WHERE id = ANY (@ids::uuid[]) AND state >= 'completed';
+
+-- name: RunOld :many
+-- Runs between two ids, the oldest first, and whether they have long ended.
+SELECT id, coalesce(state >= 'completed' AND finished_at < weir_now() - sqlc.arg('kept_ms')::bigint * interval '1 millisecond', false)::bool AS purge
+FROM run WHERE id > sqlc.arg('after_id') AND id < sqlc.arg('before_id') ORDER BY id LIMIT @max_rows;
+
+-- name: RunDelete :exec
+DELETE FROM run WHERE id = ANY (@ids::uuid[]) AND state >= 'completed';
+
+-- name: StepDelete :exec
+DELETE FROM step WHERE run_id = ANY (@run_ids::uuid[]);

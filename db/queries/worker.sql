@@ -52,7 +52,11 @@ UPDATE river_job SET state = 'discarded', finalized_at = now(),
 WHERE state = 'running' AND attempted_by[array_upper(attempted_by, 1)] = @worker_id::text;
 
 -- name: WorkerPurge :exec
-DELETE FROM worker WHERE state IN ('reaped', 'left') AND ended_at < clock_timestamp() - interval '7 days';
+DELETE FROM worker WHERE state IN ('reaped', 'left') AND ended_at < clock_timestamp() - sqlc.arg('kept_ms')::bigint * interval '1 millisecond';
 
 -- name: IdempotencyPurge :execrows
-DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency WHERE created_at < weir_now() - interval '24 hours' LIMIT 5000));
+DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency
+    WHERE created_at < weir_now() - sqlc.arg('kept_ms')::bigint * interval '1 millisecond' LIMIT @max_rows));
+
+-- name: ClockNow :one
+SELECT weir_now()::timestamptz AS at;
