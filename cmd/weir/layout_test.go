@@ -27,6 +27,7 @@ var mayImport = map[string][]string{
 	"policy":    {},
 	"db":        {},
 	"client":    {},
+	"deploy":    {},
 }
 
 var siblings = []string{"api", "workers", "scheduler"}
