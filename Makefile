@@ -8,7 +8,7 @@ LDFLAGS  := -s -w -X main.version=$(VERSION)
 LINT     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZTIME ?= 5m
 
-.PHONY: dev build test check generate lint fmt bench faults fuzz clean postgres
+.PHONY: dev build test check generate lint fmt bench deploy-check faults fuzz clean postgres
 
 ## dev: run everything in one process, with a private Postgres in ./.weir
 dev: postgres build
@@ -40,6 +40,11 @@ lint:
 ## bench: ours against raw River and peers, interleaved, as ratios
 bench: postgres build
 	cd bench && $(GO) run . -weir ../$(BIN) $(BENCHFLAGS)
+
+## deploy-check: image, Compose, Helm chart, alerts and dashboards, against rules and the binary
+deploy-check: build
+	@sh .ci/promtool.sh
+	cd deploy/check && $(GO) vet ./... && WEIR_BINARY=$(CURDIR)/$(BIN) $(GO) test -timeout 10m ./...
 
 ## fuzz: the hostile edge, FUZZTIME each
 fuzz:
