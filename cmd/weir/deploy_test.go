@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/weir-run/weir/db/dbtest"
 	"github.com/weir-run/weir/jobs"
 	"github.com/weir-run/weir/workers"
 )
@@ -224,4 +226,23 @@ func TestDeployNumbers(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, served, schema.Definitions.Queues.Items.Enum)
+}
+
+// TestPoolerIsAskedNothing: PgBouncer refuses parameters of a connection that it
+// does not know, so a pool that may go through it sets none.
+func TestPoolerIsAskedNothing(t *testing.T) {
+	t.Parallel()
+	url := dbtest.URL(t)
+	open := func(direct string) *process {
+		p, err := openProcess(limited(t), &config{DatabaseURL: url, DatabaseURLDirect: direct}, slog.New(slog.DiscardHandler), newMasker())
+		require.NoError(t, err)
+		t.Cleanup(p.close)
+		return p
+	}
+	mode := func(p *process) (mode string) {
+		require.NoError(t, p.pool.QueryRow(limited(t), `SELECT current_setting('plan_cache_mode')`).Scan(&mode))
+		return mode
+	}
+	require.Equal(t, "auto", mode(open(url+"&application_name=direct")))
+	require.Equal(t, "force_custom_plan", mode(open("")), "without a pooler")
 }

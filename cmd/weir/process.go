@@ -63,6 +63,9 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 		pc.MaxConns = poolConns
 		if c.pooled() { // prepared statements stay with a backend, and the pooler's backends change
 			pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+			// PgBouncer refuses parameters that it does not know. Without prepared
+			// statements no plan is kept anyway.
+			delete(pc.ConnConfig.RuntimeParams, "plan_cache_mode")
 		}
 	})
 	if err != nil {
