@@ -99,7 +99,7 @@ type admissionMetrics struct {
 }
 
 func newAdmissionMetrics() *admissionMetrics {
-	return &admissionMetrics{
+	m := &admissionMetrics{
 		admitted: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_admitted_total", Help: "Runs that this process's admitter has admitted. Those of the fast path are not among them.",
 		}, []string{"queue"}),
@@ -108,6 +108,10 @@ func newAdmissionMetrics() *admissionMetrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 12),
 		}),
 	}
+	for _, queue := range Queues { // a series that comes and goes tells less
+		m.admitted.WithLabelValues(queue)
+	}
+	return m
 }
 
 // NewAdmitter makes an admitter that knows nothing yet.

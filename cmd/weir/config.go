@@ -47,8 +47,8 @@ type config struct {
 	Retention         struct {
 		Runs time.Duration `koanf:"runs"`
 	} `koanf:"retention"`
-	Solitary          string        `koanf:"solitary"`
-	Log               struct {
+	Solitary string `koanf:"solitary"`
+	Log      struct {
 		Level  string `koanf:"level"`
 		Format string `koanf:"format"`
 	} `koanf:"log"`
