@@ -28,7 +28,7 @@ func (noMask) Bytes(b []byte) []byte { return b }
 
 // fixture is a state machine on its own database.
 type fixture struct {
-	t    *testing.T
+	t    testing.TB
 	ctx  context.Context
 	pool *pgxpool.Pool
 	hot  *pgxpool.Pool // the committer's
@@ -40,7 +40,7 @@ type fixture struct {
 	conn      *pgx.Conn // the admitter's
 }
 
-func setup(t *testing.T) *fixture {
+func setup(t testing.TB) *fixture {
 	t.Helper()
 	return machine(t, dbtest.URL(t))
 }
@@ -52,7 +52,7 @@ func (f *fixture) another() *fixture {
 	return machine(f.t, f.pool.Config().ConnString())
 }
 
-func machine(t *testing.T, url string, configure ...func(*pgxpool.Config)) *fixture {
+func machine(t testing.TB, url string, configure ...func(*pgxpool.Config)) *fixture {
 	t.Helper()
 	conns := func(n int32) func(*pgxpool.Config) {
 		return func(c *pgxpool.Config) {
