@@ -386,6 +386,7 @@ type Run struct {
 	StartedAt         *time.Time
 	FinishedAt        *time.Time
 	ReadyAt           *time.Time
+	Traceparent       *string
 }
 
 type Session struct {

@@ -157,7 +157,7 @@ func (p *Pipeline) UnitUsageKnown(arg UnitUsageKnownParams, into *[]UnitUsageKno
 func (p *Pipeline) UnitRunInsert(a UnitRunInsertParams) {
 	p.batch.Queue(unitRunInsert, a.Ids, a.TenantIds, a.Kinds, a.Queues, a.RootRunIds, a.ParentRunIds, a.Depths, a.Agents,
 		a.AgentVersions, a.SessionIds, a.RequestSeqs, a.InLanes, a.UserIds, a.OwnerTokens, a.Inputs, a.TimeLeftMs, a.Admitted, a.Ready,
-		a.RetryOfs, a.Steps, a.ModelCalls)
+		a.RetryOfs, a.Steps, a.ModelCalls, a.Traceparents)
 }
 
 // UnitRunUpdate queues the query of that name.

@@ -12,7 +12,7 @@ import (
 )
 
 const retrySource = `-- name: RetrySource :one
-SELECT r.state, r.kind, r.queue, r.agent, r.agent_version, r.session_id, r.user_id, r.owner_token, r.input,
+SELECT r.state, r.kind, r.queue, r.agent, r.agent_version, r.session_id, r.user_id, r.owner_token, r.input, r.traceparent,
        count(s.run_id) FILTER (WHERE s.status = 'done')::int AS steps,
        count(s.run_id) FILTER (WHERE s.status = 'done' AND s.kind = 'model')::int AS model_calls
 FROM run r LEFT JOIN step s ON s.run_id = r.id
@@ -35,6 +35,7 @@ type RetrySourceRow struct {
 	UserID       *string
 	OwnerToken   *string
 	Input        []byte
+	Traceparent  *string
 	Steps        int32
 	ModelCalls   int32
 }
@@ -53,6 +54,7 @@ func (q *Queries) RetrySource(ctx context.Context, db DBTX, arg RetrySourceParam
 		&i.UserID,
 		&i.OwnerToken,
 		&i.Input,
+		&i.Traceparent,
 		&i.Steps,
 		&i.ModelCalls,
 	)

@@ -222,7 +222,7 @@ func (q *Queries) RunEndedAmong(ctx context.Context, db DBTX, ids []uuid.UUID) (
 }
 
 const runGet = `-- name: RunGet :one
-SELECT id, tenant_id, kind, state, queue, worker_id, epoch, wake_seq, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq, in_lane, user_id, owner_token, input, steps, model_calls, call_attempts, call_limited, losses, open_children, time_left_ms, deadline_at, admitted_at, nudged_at, nudges, cancel_requested_at, killed_at, evicted_at, waits_for, end_reason, result, error, retry_of, created_at, started_at, finished_at, ready_at FROM run WHERE tenant_id = $1 AND id = $2
+SELECT id, tenant_id, kind, state, queue, worker_id, epoch, wake_seq, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq, in_lane, user_id, owner_token, input, steps, model_calls, call_attempts, call_limited, losses, open_children, time_left_ms, deadline_at, admitted_at, nudged_at, nudges, cancel_requested_at, killed_at, evicted_at, waits_for, end_reason, result, error, retry_of, created_at, started_at, finished_at, ready_at, traceparent FROM run WHERE tenant_id = $1 AND id = $2
 `
 
 type RunGetParams struct {
@@ -276,6 +276,7 @@ func (q *Queries) RunGet(ctx context.Context, db DBTX, arg RunGetParams) (Run, e
 		&i.StartedAt,
 		&i.FinishedAt,
 		&i.ReadyAt,
+		&i.Traceparent,
 	)
 	return i, err
 }

@@ -49,7 +49,8 @@ FROM (SELECT q.id, w.id AS worker_id
       FOR NO KEY UPDATE OF q SKIP LOCKED) c
 WHERE r.id = c.id
 RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
-    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at,
+    r.traceparent
 `
 
 type UnitClaimParams struct {
@@ -79,6 +80,7 @@ type UnitClaimRow struct {
 	Losses       int32
 	DeadlineAt   *time.Time
 	StartedAt    *time.Time
+	Traceparent  *string
 }
 
 // Makes workers, which UnitWorkerShare has locked, the owners of admitted runs,
@@ -115,6 +117,7 @@ func (q *Queries) UnitClaim(ctx context.Context, db DBTX, arg UnitClaimParams) (
 			&i.Losses,
 			&i.DeadlineAt,
 			&i.StartedAt,
+			&i.Traceparent,
 		); err != nil {
 			return nil, err
 		}
@@ -142,7 +145,8 @@ FROM (SELECT q.id, w.id AS worker_id
       FOR NO KEY UPDATE OF q) c
 WHERE r.id = c.id
 RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
-    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at,
+    r.traceparent
 `
 
 type UnitClaimWaitParams struct {
@@ -172,6 +176,7 @@ type UnitClaimWaitRow struct {
 	Losses       int32
 	DeadlineAt   *time.Time
 	StartedAt    *time.Time
+	Traceparent  *string
 }
 
 // UnitClaim, but waits for what others hold.
@@ -206,6 +211,7 @@ func (q *Queries) UnitClaimWait(ctx context.Context, db DBTX, arg UnitClaimWaitP
 			&i.Losses,
 			&i.DeadlineAt,
 			&i.StartedAt,
+			&i.Traceparent,
 		); err != nil {
 			return nil, err
 		}
@@ -571,18 +577,20 @@ func (q *Queries) UnitRunAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) er
 
 const unitRunInsert = `-- name: UnitRunInsert :exec
 INSERT INTO run (id, tenant_id, kind, queue, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq,
-                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls)
+                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls, traceparent)
 SELECT u.id, u.tenant_id, u.kind::run_kind, u.queue, u.root_run_id, nullif(u.parent_run_id, '00000000-0000-0000-0000-000000000000'::uuid),
        u.depth, u.agent, u.agent_version, u.session_id, u.request_seq, u.in_lane, nullif(u.user_id, ''), nullif(u.owner_token, ''),
        u.input::json, u.time_left_ms, CASE WHEN u.admitted THEN weir_now() END, CASE WHEN u.admitted THEN clock_timestamp() END,
-       CASE WHEN u.ready THEN clock_timestamp() END, nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls
+       CASE WHEN u.ready THEN clock_timestamp() END, nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls,
+       u.traceparent
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS tenant_id, unnest($3::text[]) AS kind, unnest($4::text[]) AS queue,
              unnest($5::uuid[]) AS root_run_id, unnest($6::uuid[]) AS parent_run_id,
              unnest($7::int[]) AS depth, unnest($8::text[]) AS agent, unnest($9::int[]) AS agent_version,
              unnest($10::uuid[]) AS session_id, unnest($11::bigint[]) AS request_seq,
              unnest($12::bool[]) AS in_lane, unnest($13::text[]) AS user_id, unnest($14::text[]) AS owner_token,
              unnest($15::text[]) AS input, unnest($16::bigint[]) AS time_left_ms, unnest($17::bool[]) AS admitted, unnest($18::bool[]) AS ready,
-             unnest($19::uuid[]) AS retry_of, unnest($20::int[]) AS steps, unnest($21::int[]) AS model_calls) u
+             unnest($19::uuid[]) AS retry_of, unnest($20::int[]) AS steps, unnest($21::int[]) AS model_calls,
+             unnest($22::text[]) AS traceparent) u
 `
 
 type UnitRunInsertParams struct {
@@ -607,8 +615,10 @@ type UnitRunInsertParams struct {
 	RetryOfs      []uuid.UUID
 	Steps         []int32
 	ModelCalls    []int32
+	Traceparents  []string
 }
 
+// traceparents may end before the others: what is missing is NULL.
 func (q *Queries) UnitRunInsert(ctx context.Context, db DBTX, arg UnitRunInsertParams) error {
 	_, err := db.Exec(ctx, unitRunInsert,
 		arg.Ids,
@@ -632,6 +642,7 @@ func (q *Queries) UnitRunInsert(ctx context.Context, db DBTX, arg UnitRunInsertP
 		arg.RetryOfs,
 		arg.Steps,
 		arg.ModelCalls,
+		arg.Traceparents,
 	)
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs/tracing"
 )
 
 // Terms are what an agent's configuration says about accepting a turn.
@@ -119,7 +120,7 @@ type termsError struct{ error }
 // acceptIn commits a turn in a session that exists, or in a new one when found
 // is nil. Errors, beside those of Accept: *termsError, errSessionExists.
 func (r *Runs) acceptIn(ctx context.Context, p AcceptParams, found *FoundSession) (*Accepted, error) {
-	o := &acceptOp{p: p, masker: r.masker}
+	o := &acceptOp{p: p, masker: r.masker, traceparent: tracing.Parent(ctx)}
 	var bound string
 	if found != nil {
 		o.session, bound = found.ID, found.Agent
@@ -150,6 +151,8 @@ type acceptOp struct {
 	request Event
 	message *Message
 	out     Accepted
+	// traceparent is the trace that the run goes on with.
+	traceparent string
 }
 
 // prepare mints the ids, so that a repeated unit repeats the same change.
@@ -233,7 +236,7 @@ func (o *acceptOp) apply(u *unit) (err error) {
 		return &FullError{queue}
 	}
 
-	run := &runRow{created: true, input: o.request.Content}
+	run := &runRow{created: true, input: o.request.Content, traceparent: o.traceparent}
 	run.UnitRunLockRow = db.UnitRunLockRow{
 		ID: o.run, TenantID: s.TenantID, Kind: db.RunKindTurn, State: db.RunStateQueued, Queue: queue, RootRunID: o.run,
 		Agent: o.terms.Agent, AgentVersion: o.terms.Version, SessionID: s.ID, InLane: true, UserID: notEmpty(o.p.UserID),

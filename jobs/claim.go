@@ -43,6 +43,7 @@ type Run struct {
 	done            int32          // completed steps that are stored
 	started         map[int32]bool // steps that are stored and not done
 	StartedAt       time.Time      // of the turn's first attempt, the database's clock
+	Traceparent     string         // of the trace it was accepted in; "" for none
 }
 
 // Step is one recorded call.
@@ -190,5 +191,6 @@ func (u *unit) claimedRun(r db.UnitClaimRow) *Run {
 		ParentRunID: r.ParentRunID, Depth: r.Depth, Agent: r.Agent, AgentVersion: r.AgentVersion, SessionID: r.SessionID,
 		RequestSeq: r.RequestSeq, UserID: orEmpty(r.UserID), Input: r.Input, ModelCalls: r.ModelCalls,
 		CallAttempts: r.CallAttempts, CallLimited: r.CallLimited, Losses: r.Losses, TimeLeft: r.DeadlineAt.Sub(u.now), StartedAt: *r.StartedAt,
+		Traceparent: orEmpty(r.Traceparent),
 	}
 }

@@ -304,7 +304,7 @@ func (c *committer) attempt(items []*item, wait time.Duration) (again []*item) {
 		return append(c.attempt(items[:half], wait), c.attempt(items[half:], wait)...)
 	default:
 		if !isDataError(err) {
-			c.log.Error("op failed", "op", fmt.Sprintf("%T", items[0].op), "error", err)
+			c.log.ErrorContext(items[0].ctx, "op failed", "op", fmt.Sprintf("%T", items[0].op), "error", err)
 		}
 		items[0].result <- err
 		return nil

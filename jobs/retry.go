@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs/tracing"
 )
 
 // RetryParams are a poisoned run to be released.
@@ -24,7 +26,8 @@ type RetryParams struct {
 // lane: the same input under the same version of the agent, with the completed
 // steps copied, so that they are not made again. A call that had started and
 // did not end is made again: that is what the operator decides by it. The new
-// run is a root of its own: whoever waited for the old one has its end. A
+// run is a root of its own: whoever waited for the old one has its end. Its
+// trace is that of the release, or without one that of the old run. A
 // second retry of one run, within a day, is answered with the first. Errors:
 // *NotFoundError, *StateError, *UnavailableError.
 func (r *Runs) Retry(ctx context.Context, p RetryParams) (*Accepted, error) {
@@ -43,7 +46,7 @@ func (r *Runs) Retry(ctx context.Context, p RetryParams) (*Accepted, error) {
 	if old.State != db.RunStatePoisoned {
 		return nil, &StateError{p.RunID, old.State, string(db.RunStatePoisoned)}
 	}
-	o := &retryOp{p: p, old: old, run: newID()}
+	o := &retryOp{p: p, old: old, run: newID(), traceparent: cmp.Or(tracing.Parent(ctx), orEmpty(old.Traceparent))}
 	o.key = &keyClaim{tenant: p.TenantID, scope: retryScope, key: p.RunID.String(), digest: retryDigest, run: o.run}
 	if err := r.committer.do(ctx, o); err != nil {
 		return nil, err
@@ -63,6 +66,8 @@ type retryOp struct {
 	run uuid.UUID
 	key *keyClaim
 	out Accepted
+
+	traceparent string
 }
 
 func (o *retryOp) lane() uuid.UUID { return o.old.SessionID }
@@ -109,7 +114,7 @@ func (o *retryOp) apply(u *unit) (err error) {
 	if timeLeft <= 0 {
 		timeLeft = time.Duration(old.TimeLeftMs) * time.Millisecond
 	}
-	run := &runRow{created: true, input: o.old.Input, retryOf: old.ID}
+	run := &runRow{created: true, input: o.old.Input, retryOf: old.ID, traceparent: o.traceparent}
 	run.UnitRunLockRow = db.UnitRunLockRow{
 		ID: o.run, TenantID: old.TenantID, Kind: old.Kind, State: db.RunStateQueued, Queue: queueOf(old.Kind), RootRunID: o.run,
 		Agent: old.Agent, AgentVersion: old.AgentVersion, SessionID: s.ID, InLane: true, UserID: old.UserID, OwnerToken: old.OwnerToken,

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/weir-run/weir/db"
+	"github.com/weir-run/weir/jobs/tracing"
 )
 
 // SpawnParams are a sub-agent's run to be added to a tree.
@@ -43,6 +45,7 @@ func (r *Runs) Spawn(ctx context.Context, parent *Run, p SpawnParams) (uuid.UUID
 	o := &spawnOp{parent: parent.copy(), p: p, child: newID(), session: newID()}
 	o.p.Step.Output = json.RawMessage(`{"runId":"run_` + o.child.String() + `"}`)
 	o.input = r.masker.Bytes(p.Input)
+	o.traceparent = cmp.Or(tracing.Parent(ctx), parent.Traceparent)
 	err := r.committer.do(ctx, o)
 	if err == nil {
 		parent.WakeSeq = o.wakeSeq
@@ -67,6 +70,7 @@ type spawnOp struct {
 	p              SpawnParams
 	input          json.RawMessage
 	child, session uuid.UUID
+	traceparent    string
 	wakeSeq        int32
 }
 
@@ -108,7 +112,7 @@ func (o *spawnOp) apply(u *unit) error {
 	if err != nil {
 		return errSessionExists
 	}
-	child := &runRow{created: true, input: o.input}
+	child := &runRow{created: true, input: o.input, traceparent: o.traceparent}
 	child.UnitRunLockRow = db.UnitRunLockRow{
 		ID: o.child, TenantID: parent.TenantID, Kind: db.RunKindSpawn, State: db.RunStateQueued, Queue: queueOf(db.RunKindSpawn),
 		RootRunID: root.ID, ParentRunID: &parent.ID, Depth: parent.Depth + 1, Agent: o.p.Terms.Agent, AgentVersion: o.p.Terms.Version,

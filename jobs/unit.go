@@ -130,6 +130,7 @@ type runRow struct {
 	created       bool
 	input         []byte // of a created run
 	retryOf       uuid.UUID
+	traceparent   string // of a created run
 }
 
 type sessionRow struct {
@@ -545,6 +546,10 @@ func runInsertParams(runs []*runRow) (p db.UnitRunInsertParams) {
 		p.RetryOfs = append(p.RetryOfs, r.retryOf)
 		p.Steps = append(p.Steps, r.Steps)
 		p.ModelCalls = append(p.ModelCalls, r.ModelCalls)
+		if r.traceparent != "" { // it ends with the last run that has one: mostly there is none
+			p.Traceparents = append(p.Traceparents, make([]string, len(p.Ids)-1-len(p.Traceparents))...)
+			p.Traceparents = append(p.Traceparents, r.traceparent)
+		}
 	}
 	return p
 }

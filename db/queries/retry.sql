@@ -1,6 +1,6 @@
 -- name: RetrySource :one
 -- What a retry takes from the run it replaces, and how much of it is done.
-SELECT r.state, r.kind, r.queue, r.agent, r.agent_version, r.session_id, r.user_id, r.owner_token, r.input,
+SELECT r.state, r.kind, r.queue, r.agent, r.agent_version, r.session_id, r.user_id, r.owner_token, r.input, r.traceparent,
        count(s.run_id) FILTER (WHERE s.status = 'done')::int AS steps,
        count(s.run_id) FILTER (WHERE s.status = 'done' AND s.kind = 'model')::int AS model_calls
 FROM run r LEFT JOIN step s ON s.run_id = r.id

@@ -109,7 +109,8 @@ FROM (SELECT q.id, w.id AS worker_id
       FOR NO KEY UPDATE OF q SKIP LOCKED) c
 WHERE r.id = c.id
 RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
-    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at;
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at,
+    r.traceparent;
 
 -- name: UnitClaimWait :many
 -- UnitClaim, but waits for what others hold.
@@ -128,7 +129,8 @@ FROM (SELECT q.id, w.id AS worker_id
       FOR NO KEY UPDATE OF q) c
 WHERE r.id = c.id
 RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent, r.agent_version, r.session_id,
-    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at;
+    r.request_seq, r.user_id, r.input, r.steps, r.model_calls, r.call_attempts, r.call_limited, r.losses, r.deadline_at, r.started_at,
+    r.traceparent;
 
 -- name: UnitClaimable :many
 -- Which runs may still be claimed.
@@ -151,19 +153,22 @@ WHERE run_id = ANY (@run_ids::uuid[])
 ORDER BY run_id, seq;
 
 -- name: UnitRunInsert :exec
+-- traceparents may end before the others: what is missing is NULL.
 INSERT INTO run (id, tenant_id, kind, queue, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq,
-                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls)
+                 in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls, traceparent)
 SELECT u.id, u.tenant_id, u.kind::run_kind, u.queue, u.root_run_id, nullif(u.parent_run_id, '00000000-0000-0000-0000-000000000000'::uuid),
        u.depth, u.agent, u.agent_version, u.session_id, u.request_seq, u.in_lane, nullif(u.user_id, ''), nullif(u.owner_token, ''),
        u.input::json, u.time_left_ms, CASE WHEN u.admitted THEN weir_now() END, CASE WHEN u.admitted THEN clock_timestamp() END,
-       CASE WHEN u.ready THEN clock_timestamp() END, nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls
+       CASE WHEN u.ready THEN clock_timestamp() END, nullif(u.retry_of, '00000000-0000-0000-0000-000000000000'::uuid), u.steps, u.model_calls,
+       u.traceparent
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@tenant_ids::text[]) AS tenant_id, unnest(@kinds::text[]) AS kind, unnest(@queues::text[]) AS queue,
              unnest(@root_run_ids::uuid[]) AS root_run_id, unnest(@parent_run_ids::uuid[]) AS parent_run_id,
              unnest(@depths::int[]) AS depth, unnest(@agents::text[]) AS agent, unnest(@agent_versions::int[]) AS agent_version,
              unnest(@session_ids::uuid[]) AS session_id, unnest(@request_seqs::bigint[]) AS request_seq,
              unnest(@in_lanes::bool[]) AS in_lane, unnest(@user_ids::text[]) AS user_id, unnest(@owner_tokens::text[]) AS owner_token,
              unnest(@inputs::text[]) AS input, unnest(@time_left_ms::bigint[]) AS time_left_ms, unnest(@admitted::bool[]) AS admitted, unnest(@ready::bool[]) AS ready,
-             unnest(@retry_ofs::uuid[]) AS retry_of, unnest(@steps::int[]) AS steps, unnest(@model_calls::int[]) AS model_calls) u;
+             unnest(@retry_ofs::uuid[]) AS retry_of, unnest(@steps::int[]) AS steps, unnest(@model_calls::int[]) AS model_calls,
+             unnest(@traceparents::text[]) AS traceparent) u;
 
 -- name: UnitRunUpdate :exec
 UPDATE run r
