@@ -12,9 +12,11 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs"
+	"github.com/weir-run/weir/jobs/tracing"
 )
 
 // maxText is the size of the longest message in bytes (RC-10).
@@ -222,6 +224,10 @@ func (s *Server) acceptParams(ctx context.Context, p jobs.AcceptParams, key, sco
 		p.Key, p.KeyScope = key, scope
 	}
 	a, err := s.runs.Accept(ctx, p)
+	if span := trace.SpanFromContext(ctx); err == nil && span.IsRecording() {
+		span.SetAttributes(tracing.Tenant.String(p.TenantID), tracing.Run.String(a.RunID.String()),
+			tracing.Session.String(a.SessionID.String()), tracing.Agent.String(a.Agent))
+	}
 	if _, refused := errors.AsType[*InvalidError](err); !refused || key == "" {
 		return a, err
 	}

@@ -88,7 +88,7 @@ func (s *Server) agentexFailed(c *gin.Context, err error) {
 		return
 	}
 	if unavailable(err) {
-		s.log.Warn("agentex", "route", c.FullPath(), "error", err)
+		s.log.WarnContext(c.Request.Context(), "agentex", "route", c.FullPath(), "error", err)
 		c.Header("Retry-After", "1")
 		if _, ok := errors.AsType[committedError](err); ok { // SDKs repeat a 503 by themselves
 			c.Header("X-Should-Retry", "false")
@@ -97,7 +97,7 @@ func (s *Server) agentexFailed(c *gin.Context, err error) {
 		return
 	}
 	if c.Request.Context().Err() == nil { // else the client left
-		s.log.Error("agentex", "route", c.FullPath(), "error", err)
+		s.log.ErrorContext(c.Request.Context(), "agentex", "route", c.FullPath(), "error", err)
 	}
 	c.Header("X-Should-Retry", "false")
 	problem(c, http.StatusInternalServerError, "Internal Server Error")
@@ -513,7 +513,7 @@ func (s *Server) agentexRefusal(c *gin.Context, err error) (*agentexError, error
 		return nil, err
 	}
 	e := rpc.Internal(err)
-	s.log.Error("agentex", "errorId", e.ErrorID(), "route", c.FullPath(), "error", err)
+	s.log.ErrorContext(c.Request.Context(), "agentex", "errorId", e.ErrorID(), "route", c.FullPath(), "error", err)
 	return &agentexError{Code: rpc.InternalError, Message: "internal error " + e.ErrorID()}, nil
 }
 

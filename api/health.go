@@ -75,7 +75,7 @@ func (s *Server) checkDatabase(ctx context.Context) (database, schema error) {
 		r.schemaAsked = time.Now()
 	}
 	if err := errors.Join(r.answer, r.schema); err != nil {
-		s.log.Warn("not ready", "error", err)
+		s.log.WarnContext(ctx, "not ready", "error", err)
 	}
 	r.asked = time.Now()
 	return r.answer, r.schema

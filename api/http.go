@@ -11,6 +11,10 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/weir-run/weir/jobs/tracing"
 )
 
 // bodyTime is how long a request's body may take to arrive.
@@ -46,7 +50,11 @@ func (s *Server) routed() http.Handler {
 	engine.RedirectTrailingSlash = false
 	engine.UseRawPath, engine.UnescapePathValues = true, true // a name may hold a slash
 	engine.ForwardedByClientIP = false
-	engine.Use(s.http.measure, s.recovered)
+	traced := map[string]bool{} // what probes and scrapers ask is not
+	for _, r := range s.routes() {
+		traced[r.path] = !r.public
+	}
+	engine.Use(s.traced(traced), s.http.measure, s.recovered)
 	for _, r := range s.routes() {
 		engine.Handle(r.method, r.path, r.serve)
 	}
@@ -110,6 +118,31 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// traced puts a request into the trace of whoever sent it, and into a span of
+// its own if its route has one.
+func (s *Server) traced(routes map[string]bool) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		r, route := c.Request, c.FullPath()
+		ctx, inTrace := tracing.FromRequest(r.Context(), r.Header)
+		if !s.tracer.On() || !routes[route] {
+			if inTrace {
+				c.Request = r.WithContext(ctx)
+			}
+			c.Next()
+			return
+		}
+		ctx, span := s.tracer.Start(ctx, trace.SpanKindServer, r.Method, route)
+		defer span.End()
+		c.Request = r.WithContext(ctx)
+		c.Next()
+		status := c.Writer.Status()
+		span.SetAttributes(tracing.HTTPMethod.String(r.Method), tracing.HTTPRoute.String(route), tracing.HTTPStatus.Int(status))
+		if status >= http.StatusInternalServerError {
+			span.SetStatus(codes.Error, "")
+		}
+	}
+}
+
 // recovered answers for a handler that panics. Methods have their own.
 func (s *Server) recovered(c *gin.Context) {
 	defer func() {
@@ -120,7 +153,7 @@ func (s *Server) recovered(c *gin.Context) {
 		if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 			panic(p)
 		}
-		s.log.Error("panic in a handler", "route", c.FullPath(), "panic", p, "stack", string(debug.Stack()))
+		s.log.ErrorContext(c.Request.Context(), "panic in a handler", "route", c.FullPath(), "panic", p, "stack", string(debug.Stack()))
 		if !c.Writer.Written() {
 			// It may have happened: SDKs that repeat by themselves must not.
 			c.Header("X-Should-Retry", "false")

@@ -14,11 +14,13 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/weir-run/weir/api/rpc"
 	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs"
 	"github.com/weir-run/weir/jobs/bus"
+	"github.com/weir-run/weir/jobs/tracing"
 )
 
 // Config is what a Server needs. Pool, Runs and Log must be set.
@@ -37,6 +39,8 @@ type Config struct {
 	// Metrics is what GET /metrics shows beside the server's own: the process's
 	// registry. Nil means jobs.NewMetrics alone.
 	Metrics prometheus.Gatherer
+	// Traces takes the spans of requests. Nil means that there are none.
+	Traces trace.TracerProvider
 	// Schema checks that the database's schema is this binary's. Nil means
 	// db.Validate with the URL of Pool.
 	Schema func(context.Context) error
@@ -64,6 +68,7 @@ type Server struct {
 	registry *Registry
 	rpc      *rpc.Server
 	http     *httpMetrics
+	tracer   tracing.Tracer
 	openAPI  func() *openAPI
 	handler  http.Handler
 
@@ -113,6 +118,7 @@ func New(c Config) (*Server, error) {
 	s.registry.OnRepeat(s.repeated)
 	s.rpc = &rpc.Server{Dispatcher: dispatcher{s}, MapError: wireError, Log: c.Log}
 	s.http = newHTTPMetrics()
+	s.tracer = tracing.New(c.Traces, "api")
 	s.openAPI = sync.OnceValue(s.describeRoutes)
 	s.handler = s.routed()
 	s.unhandle = c.Runs.Bus().Handle(bus.Agents, func(uuid.UUID) { s.forget() })
@@ -166,6 +172,9 @@ func (d dispatcher) Lookup(ctx context.Context, name string) (rpc.Handler, error
 	if err == nil && d.draining.Load() && !d.registry.Method(name).ReadOnly {
 		return nil, errDraining()
 	}
+	if span := trace.SpanFromContext(ctx); err == nil && span.IsRecording() {
+		span.SetAttributes(tracing.RPCSystem.String("jsonrpc"), tracing.RPCMethod.String(name)) // of a batch, the last
+	}
 	return h, err
 }
 
@@ -206,17 +215,17 @@ func (s *Server) agentsChanged() {
 func (s *Server) serveRPC(c *gin.Context) {
 	caller, err := s.authenticate(c.Request, false)
 	if err != nil {
-		rpc.WriteError(c.Writer, s.authError(err))
+		rpc.WriteError(c.Writer, s.authError(c.Request.Context(), err))
 		return
 	}
 	s.rpc.ServeHTTP(c.Writer, c.Request.WithContext(withCaller(c.Request.Context(), caller)))
 }
 
 // authError is what a caller learns that could not be authenticated.
-func (s *Server) authError(err error) *rpc.Error {
+func (s *Server) authError(ctx context.Context, err error) *rpc.Error {
 	if errors.Is(err, errUnauthorized) {
 		return rpc.NotAuthorized()
 	}
-	s.log.Warn("authenticate", "error", err)
+	s.log.WarnContext(ctx, "authenticate", "error", err)
 	return rpc.NotAvailable("credentials cannot be checked", retryAfter)
 }

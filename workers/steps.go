@@ -67,7 +67,7 @@ func (t *attempt) usage(callID string, m modelRef, answered string, u model.Usag
 // modelDone commits a finished model call. With its step travel the results of
 // calls that are refused or touch our tables alone, and the start of every
 // call that will leave.
-func (t *attempt) modelDone(next turn.CallModel, m modelRef, resp *model.Response, a jobs.Advance) error {
+func (t *attempt) modelDone(ctx context.Context, next turn.CallModel, m modelRef, resp *model.Response, a jobs.Advance) error {
 	out := &turn.ModelOutput{
 		Provider: m.Provider, Model: resp.Model, Text: resp.Text, Clarify: resp.Clarify, Finish: resp.Finish, Usage: resp.Usage,
 	}
@@ -84,6 +84,7 @@ func (t *attempt) modelDone(next turn.CallModel, m modelRef, resp *model.Respons
 		settled, started := t.judge(c, i, &a)
 		switch {
 		case settled != nil:
+			t.traceSettled(ctx, c, settled)
 			results = append(results, toolStep(seq, c, 0, settled))
 			a.ToolCalls++
 		case started:
@@ -298,6 +299,7 @@ func (t *attempt) runTools(ctx context.Context, g turn.RunTools) error {
 			o.Attempt++
 			if !idempotent {
 				out := failure(tool.Interrupted, "the call was interrupted; it may or may not have taken effect")
+				t.traceSettled(ctx, &o.Call, out)
 				if err := commit(outcome{open: o, out: out}); err != nil {
 					return err
 				}

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs"
+	"github.com/weir-run/weir/jobs/tracing"
 	"github.com/weir-run/weir/workers/model"
 	"github.com/weir-run/weir/workers/turn"
 )
@@ -37,6 +39,7 @@ type attempt struct {
 	run   *jobs.Run
 	agent *agent
 	log   *slog.Logger
+	span  trace.Span // of the attempt
 
 	state   *turn.State
 	request string
@@ -54,36 +57,41 @@ func (s *seat) carry(run *jobs.Run) {
 	s.held.add(run.ID, run.Epoch, cancel)
 	defer s.held.remove(run.ID, run.Epoch)
 	t := &attempt{w: s.w, seat: s, run: run, log: s.w.Log.With("run_id", run.ID, "epoch", run.Epoch)}
+	ctx = t.trace(ctx)
+	defer t.span.End()
 	defer func() {
 		p := recover()
 		if p != nil {
-			t.log.Error("panic in a turn", "panic", p, "stack", string(debug.Stack()))
+			t.log.ErrorContext(ctx, "panic in a turn", "panic", p, "stack", string(debug.Stack()))
+			tracing.Failed(t.span, "panic")
 		}
 		if !t.over {
-			t.handBack(p != nil)
+			t.handBack(ctx, p != nil)
 		}
 	}()
 	if err := t.loop(ctx); err != nil && !t.over {
-		t.log.Warn("turn", "error", err)
+		t.log.WarnContext(ctx, "turn", "error", err)
 	}
 }
 
 // handBack returns a run that this attempt could not carry on, with a backoff;
 // one that breaks us again and again is ended.
-func (t *attempt) handBack(broken bool) {
-	ctx, cancel := context.WithTimeout(t.seat.member.ctx, lastWrite)
+func (t *attempt) handBack(ctx context.Context, broken bool) {
+	writing, cancel := context.WithTimeout(t.seat.member.ctx, lastWrite)
 	defer cancel()
 	a := jobs.Advance{Park: &jobs.Park{Kind: db.WaitKindTimer, For: backoff(int(t.run.CallAttempts)), Failed: true}}
 	if int(t.run.CallAttempts) >= maxBroken {
 		e := jobs.FailEnding(jobs.ErrorContent{Kind: "internal", Message: "the turn failed inside the runtime", Retryable: true})
 		a = jobs.Advance{End: &e}
 	}
-	_, err := t.w.Runs.Advance(ctx, t.run, a)
+	_, err := t.w.Runs.Advance(writing, t.run, a)
 	if errors.Is(err, jobs.ErrLookAgain) {
-		_, err = t.w.Runs.Advance(ctx, t.run, jobs.Advance{Release: &jobs.Release{}})
+		a = jobs.Advance{Release: &jobs.Release{}}
+		_, err = t.w.Runs.Advance(writing, t.run, a)
 	}
+	t.traceMove(&a, err)
 	if err != nil && !errors.Is(err, jobs.ErrFenced) {
-		t.log.Warn("hand back", "broken", broken, "error", err) // the look hands it back
+		t.log.WarnContext(ctx, "hand back", "broken", broken, "error", err) // the look hands it back
 	}
 }
 
@@ -157,6 +165,7 @@ func (t *attempt) advance(a jobs.Advance) error { return t.advanceWith(a, nil) }
 // advanceWith spares reading the output of a model step, the first of a.
 func (t *attempt) advanceWith(a jobs.Advance, answered *turn.ModelOutput) error {
 	gate, err := t.w.Runs.Advance(t.seat.member.ctx, t.run, a)
+	t.traceMove(&a, err)
 	if err != nil {
 		if errors.Is(err, jobs.ErrFenced) {
 			t.over = true
@@ -212,22 +221,23 @@ func (t *attempt) interrupted(ctx context.Context, err error, c cut) error {
 		// The run is another's, or the lease is lost: nothing may be written but
 		// the usage of calls really made.
 		t.over = true
-		t.recordUsage(c.usage)
+		t.span.AddEvent(eventLost)
+		t.recordUsage(ctx, c.usage)
 		return cause
 	}
 	err = t.advance(a)
 	if errors.Is(err, jobs.ErrFenced) {
-		t.recordUsage(c.usage)
+		t.recordUsage(ctx, c.usage)
 	}
 	return err
 }
 
-func (t *attempt) recordUsage(usage []jobs.Usage) {
-	ctx, cancel := context.WithTimeout(context.Background(), lastWrite)
+func (t *attempt) recordUsage(ctx context.Context, usage []jobs.Usage) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWrite)
 	defer cancel()
 	for _, use := range usage {
 		if err := t.w.Runs.RecordUsage(ctx, t.run, use); err != nil {
-			t.log.Warn("record usage", "error", err)
+			t.log.WarnContext(ctx, "record usage", "error", err)
 		}
 	}
 }
@@ -275,7 +285,7 @@ func (t *attempt) callModel(ctx context.Context, next turn.CallModel) error {
 	} else if target.name() != t.agent.primary.name() {
 		warnings = append(warnings, warning("model_fallback", "the secondary model answers: the primary model failed repeatedly"))
 	}
-	return t.modelDone(next, target, resp, jobs.Advance{Usage: use, Events: warnings, ModelCalls: 1})
+	return t.modelDone(ctx, next, target, resp, jobs.Advance{Usage: use, Events: warnings, ModelCalls: 1})
 }
 
 // failures counts the due call's failed attempts; to be refused by a rate
@@ -303,8 +313,11 @@ func (t *attempt) ask(ctx context.Context, m modelRef, req *modelRequest, next t
 	r := req.Request
 	r.Model, r.RateLimitKey = m.Model, key
 	var text strings.Builder
+	ctx, span := t.w.tracer.Start(ctx, trace.SpanKindClient, opModel, m.Model)
+	defer span.End()
 	began := time.Now()
 	resp, err := provider.Call(ctx, &r, func(delta string) { text.WriteString(delta) })
+	t.traceModel(span, m, &r, resp, err)
 	took := time.Since(began).Milliseconds()
 	call := fmt.Sprintf("%d.%d.%d.%s", next.Seq, t.run.Epoch, t.run.CallAttempts, m.Model)
 	if err == nil {

@@ -19,10 +19,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs"
 	"github.com/weir-run/weir/jobs/bus"
+	"github.com/weir-run/weir/jobs/tracing"
 	"github.com/weir-run/weir/workers/model"
 	"github.com/weir-run/weir/workers/tool"
 )
@@ -47,6 +49,8 @@ type Config struct {
 	Runs   *jobs.Runs
 	Models *model.Registry
 	Log    *slog.Logger
+	// Traces takes the spans of turns. Nil means that there are none.
+	Traces trace.TracerProvider
 
 	Version string
 	Slots   int     // runs at once, of a queue that names no number; 0 means 256
@@ -96,6 +100,7 @@ type Worker struct {
 	agents  *agents
 	limits  *limits
 	tools   *tool.Runner
+	tracer  tracing.Tracer
 
 	mu     sync.Mutex
 	id     uuid.UUID
@@ -130,6 +135,7 @@ func New(c Config) *Worker {
 	w.agents = newAgents(w.queries, c.Pool)
 	w.limits = newLimits(w.queries, c.Pool)
 	w.tools = tool.New(tool.Config{AllowPrivate: c.AllowPrivate})
+	w.tracer = tracing.New(c.Traces, "workers")
 	return w
 }
 
