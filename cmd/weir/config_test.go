@@ -146,8 +146,9 @@ func TestSecretOf(t *testing.T) { // not parallel: it sets the environment
 	t.Setenv("WEIR_TOKEN", "x")
 	t.Setenv("DATABASE_URL", "x")
 	t.Setenv("PGPASSWORD", "x")
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x")
 	t.Setenv("OPENAI_API_KEY", "sk-x")
-	for _, ours := range []string{"WEIR_TOKEN", "DATABASE_URL", "PGPASSWORD", ""} {
+	for _, ours := range []string{"WEIR_TOKEN", "DATABASE_URL", "PGPASSWORD", "OTEL_EXPORTER_OTLP_HEADERS", ""} {
 		_, ok := secretOf(ours)
 		require.False(t, ok, ours)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/weir-run/weir/jobs/tracing"
 	"github.com/weir-run/weir/policy/mask"
 )
 
@@ -27,9 +28,9 @@ func newLog(w io.Writer, c *config, masker *mask.Masker) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	masked := maskedWriter{w, masker}
 	if c.Log.Format == "text" || c.Log.Format != "json" && isTerminal(w) {
-		return slog.New(slog.NewTextHandler(masked, options))
+		return slog.New(tracing.LogHandler(slog.NewTextHandler(masked, options)))
 	}
-	return slog.New(slog.NewJSONHandler(masked, options))
+	return slog.New(tracing.LogHandler(slog.NewJSONHandler(masked, options)))
 }
 
 // maskedWriter hides secrets in what a handler writes, a record at a time.

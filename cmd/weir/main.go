@@ -26,7 +26,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err := root.ExecuteContext(ctx)
 	code := exitCode(err)
 	if text := errorText(err); text != "" {
-		fmt.Fprintln(stderr, "weir: "+text)
+		fmt.Fprintln(stderr, "weir: "+newMasker().String(text)) // an error may quote what it was told
 	}
 	return code
 }
@@ -42,7 +42,8 @@ the last committed step.
 Begin with "weir dev" in one terminal and "weir chat" in another.
 
 Every flag is also a WEIR_ variable (--database-url is WEIR_DATABASE_URL) and a
-key of the file that --config names (databaseUrl).
+key of the file that --config names (databaseUrl). Traces go where the variables of
+OpenTelemetry say, as OTEL_EXPORTER_OTLP_ENDPOINT does.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 timeout,
 6 the run failed, 7 busy.`,

@@ -40,6 +40,7 @@ type process struct {
 	direct *pgx.ConnConfig // past any pooler: locks and LISTEN
 	bus    *bus.Bus
 	runs   *jobs.Runs
+	traces *traces // nil when there are none
 
 	stopBus context.CancelFunc
 	busDone chan struct{}
@@ -50,10 +51,11 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 	if err := awaitSchema(ctx, c.direct(), log); err != nil {
 		return nil, err
 	}
-	p := &process{config: c, log: log}
+	p := &process{config: c, log: log, traces: openTraces(ctx, log, masker)}
 	defer func() {
 		if err != nil {
 			p.closePools()
+			p.traces.close(log)
 		}
 	}()
 	if p.direct, err = pgx.ParseConfig(c.direct()); err != nil {
@@ -61,6 +63,9 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 	}
 	p.pool, err = db.Open(ctx, c.DatabaseURL, func(pc *pgxpool.Config) {
 		pc.MaxConns = poolConns
+		if p.traces != nil {
+			pc.ConnConfig.Tracer = p.traces.queries()
+		}
 		if c.pooled() { // prepared statements stay with a backend, and the pooler's backends change
 			pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 			// PgBouncer refuses parameters that it does not know. Without prepared
@@ -97,7 +102,8 @@ func (p *process) workPool(ctx context.Context) (*pgxpool.Pool, error) {
 	return db.OpenHot(ctx, p.config.direct(), func(c *pgxpool.Config) { c.MaxConns = workConns })
 }
 
-// close commits what was handed over, tells of it, and disconnects.
+// close commits what was handed over, tells of it, disconnects and sends the
+// last spans.
 func (p *process) close() {
 	done := make(chan struct{})
 	go func() {
@@ -112,6 +118,7 @@ func (p *process) close() {
 	case <-time.After(closeWithin):
 		p.log.Warn("the database did not take the last changes in time")
 	}
+	p.traces.close(p.log)
 }
 
 func (p *process) closePools() {

@@ -87,7 +87,7 @@ func cleanEnv(extra ...string) []string {
 	var env []string
 	for _, entry := range os.Environ() {
 		name, _, _ := strings.Cut(entry, "=")
-		if strings.HasPrefix(name, "WEIR_") || name == "DATABASE_URL" || strings.HasSuffix(name, "_API_KEY") {
+		if strings.HasPrefix(name, "WEIR_") || strings.HasPrefix(name, "OTEL_") || name == "DATABASE_URL" || strings.HasSuffix(name, "_API_KEY") {
 			continue
 		}
 		env = append(env, entry)
@@ -105,15 +105,15 @@ type role struct {
 	ready readiness
 }
 
-// startRole starts a role and waits until it is ready.
-func startRole(t *testing.T, args ...string) *role {
-	t.Helper()
-	return startRoleIn(t, "", args...)
-}
-
+// startRoleIn starts a role in a folder and waits until it is ready.
 func startRoleIn(t *testing.T, dir string, args ...string) *role {
 	t.Helper()
-	r := launch(t, dir, append(args, "--json")...)
+	return startRoleEnv(t, dir, nil, args...)
+}
+
+func startRoleEnv(t *testing.T, dir string, env []string, args ...string) *role {
+	t.Helper()
+	r := launchEnv(t, dir, env, append(args, "--json")...)
 	select {
 	case line := <-r.lines:
 		require.NoError(t, json.Unmarshal([]byte(line), &r.ready), line)
@@ -212,6 +212,7 @@ type fleet struct {
 	t     *testing.T
 	url   string // of the database
 	token string
+	env   []string // of its processes
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -225,7 +226,7 @@ func newFleet(t *testing.T) *fleet {
 
 func (f *fleet) start(role string, args ...string) *role {
 	f.t.Helper()
-	return startRole(f.t, append([]string{role, "--database-url", f.url}, args...)...)
+	return startRoleEnv(f.t, "", f.env, append([]string{role, "--database-url", f.url}, args...)...)
 }
 
 func (f *fleet) api() (*role, *client.Client) {

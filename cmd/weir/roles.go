@@ -154,7 +154,7 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 		}
 		defer pool.Close()
 		worker = workers.New(workers.Config{
-			Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: p.log, Version: buildVersion(),
+			Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: p.log, Traces: p.traces.provider(), Version: buildVersion(),
 			Slots: p.config.Slots, Queues: p.config.queues, Heartbeat: p.config.Heartbeat, Lease: p.config.Lease, Drain: p.config.Drain,
 			Secret: secretOf, AllowPrivate: p.config.Tools.HTTP.AllowPrivate, Solitary: p.solitary(soft, hard),
 		})
@@ -270,6 +270,7 @@ func (p *process) front(d duties, edge api.Config, worker *workers.Worker, sweep
 	var handler http.Handler
 	if d.api {
 		edge.Pool, edge.Runs, edge.Log, edge.Version, edge.Metrics = p.pool, p.runs, p.log, buildVersion(), metrics
+		edge.Traces = p.traces.provider()
 		edge.DrainWait = min(p.config.Drain, maxDrainWait)
 		if edge.Sections = p.config.sections; p.config.file != "" {
 			edge.ConfigPaths = []string{p.config.file}

@@ -9,10 +9,10 @@ import (
 )
 
 // secretOf gives a worker the secrets that agents name: variables of its
-// environment, but never our own or the database's, which an agent with a base
-// URL of its choice could otherwise send away.
+// environment, but never our own, the database's or the collector's, which an
+// agent with a base URL of its choice could otherwise send away.
 func secretOf(name string) (string, bool) {
-	if name == "" || strings.HasPrefix(name, "WEIR_") || strings.HasPrefix(name, "PG") || name == "DATABASE_URL" {
+	if name == "" || strings.HasPrefix(name, "WEIR_") || strings.HasPrefix(name, "PG") || strings.HasPrefix(name, "OTEL_") || name == "DATABASE_URL" {
 		return "", false
 	}
 	return os.LookupEnv(name)
@@ -27,6 +27,11 @@ func newMasker(urls ...string) *mask.Masker {
 	var secrets []string
 	for _, entry := range os.Environ() {
 		name, value, _ := strings.Cut(entry, "=")
+		if strings.HasPrefix(name, "OTEL_") && strings.HasSuffix(name, "_HEADERS") {
+			for _, header := range otlpHeaders(value) {
+				secrets = append(secrets, header)
+			}
+		}
 		for _, ending := range secretEndings {
 			if strings.HasSuffix(strings.ToUpper(name), ending) {
 				secrets = append(secrets, value)

@@ -110,7 +110,7 @@ func runSolitary(cmd *cobra.Command, c *config) error {
 	}
 	defer pool.Close()
 	worker := workers.New(workers.Config{
-		Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: log, Version: buildVersion(), Slots: 1,
+		Pool: pool, Direct: p.direct, Runs: p.runs, Models: models, Log: log, Traces: p.traces.provider(), Version: buildVersion(), Slots: 1,
 		Heartbeat: c.Heartbeat, Lease: c.Lease, Drain: c.Drain, Secret: secretOf, AllowPrivate: c.Tools.HTTP.AllowPrivate,
 	})
 	return worker.RunSolitary(soft, hard, c.solitaryRun)
