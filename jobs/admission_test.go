@@ -328,7 +328,9 @@ func TestAdmission(t *testing.T) {
 func TestVirtualTime(t *testing.T) {
 	t.Parallel()
 	q := &admissionQueue{name: "turns", virtual: map[string]float64{}}
-	flowOf := func(tenant string, weight float64) *flow { return &flow{flowKey{"turns", tenant, "a"}, weight, -1, -1, epoch0} }
+	flowOf := func(tenant string, weight float64) *flow {
+		return &flow{flowKey{"turns", tenant, "a"}, weight, -1, -1, epoch0}
+	}
 	a, b := flowOf("a", 1), flowOf("b", 1)
 	q.nextUp([]*flow{a}, 10)
 	q.virtual["a"] = 100 // a had the fleet for itself

@@ -17,11 +17,11 @@ type Retention struct {
 }
 
 const (
-	purgeRows   = 1000                   // of one statement
-	purgePause  = 50 * time.Millisecond  // between statements, for everyone else
-	purgeWithin = 10 * time.Second       // of one statement
-	keptKeys    = 24 * time.Hour         // idempotency keys: a promise, no setting
-	keptWorkers = 7 * 24 * time.Hour     // rows of workers that are gone
+	purgeRows   = 1000                  // of one statement
+	purgePause  = 50 * time.Millisecond // between statements, for everyone else
+	purgeWithin = 10 * time.Second      // of one statement
+	keptKeys    = 24 * time.Hour        // idempotency keys: a promise, no setting
+	keptWorkers = 7 * 24 * time.Hour    // rows of workers that are gone
 )
 
 // keepSmall deletes what nobody needs any more, once a minute.
