@@ -38,20 +38,23 @@ type sizes struct {
 	backlog                 int // turns drained by weir and the grouped ceilings
 	slowBacklog             int // turns drained by raw River and DBOS
 	aloneTurns              int
-	fleets, kills           int // kills of each fleet
-	sleepers                int // turns that run at once
+	million                 int           // runs of a backlog that is large
+	fleetTurns              int           // runs of one that is not
+	fleetFor                time.Duration // how long its turns are counted
+	fleets, kills           int           // kills of each fleet
+	sleepers                int           // turns that run at once
 	settle, idleFor         time.Duration
 }
 
 var (
 	fullSizes = sizes{
 		rounds: 3, budget: 11 * time.Minute, acceptFor: 5 * time.Second, acceptWarmUp: time.Second, idleStarts: 200, steadyStarts: 400, backlog: 50_000,
-		slowBacklog: 2_000, aloneTurns: 100, fleets: 6, kills: 17, sleepers: 10_000,
+		slowBacklog: 2_000, aloneTurns: 100, million: 1_000_000, fleetTurns: 60_000, fleetFor: 10 * time.Second, fleets: 6, kills: 17, sleepers: 10_000,
 		settle: 3 * time.Second, idleFor: 10 * time.Second,
 	}
 	quickSizes = sizes{
 		rounds: 1, budget: 2 * time.Minute, acceptFor: time.Second, acceptWarmUp: 300 * time.Millisecond, idleStarts: 40, steadyStarts: 100, backlog: 2_000,
-		slowBacklog: 300, aloneTurns: 30, fleets: 5, kills: 1, sleepers: 1_000,
+		slowBacklog: 300, aloneTurns: 30, million: 20_000, fleetTurns: 10_000, fleetFor: 2 * time.Second, fleets: 5, kills: 1, sleepers: 1_000,
 		settle: time.Second, idleFor: 2 * time.Second,
 	}
 )
@@ -66,14 +69,14 @@ type section struct {
 	goals []goal
 }
 
-var sections = []section{acceptSection, startSection, turnsSection, resumeSection, memorySection}
+var sections = []section{acceptSection, startSection, turnsSection, fleetSection, resumeSection, memorySection}
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == childCommand {
 		exit(runChild(os.Args[2:]))
 	}
 	quick := flag.Bool("quick", false, "tiny sizes: shows that everything runs, proves nothing")
-	only := flag.String("only", "", "comma-separated sections: accept, start, turns, resume, memory (default all)")
+	only := flag.String("only", "", "comma-separated sections: accept, start, turns, fleet, resume, memory (default all)")
 	rounds := flag.Int("rounds", 0, "rounds of the sections that compare (default 3, with -quick 1)")
 	weir := flag.String("weir", "", "weir binary (default: build ../cmd/weir)")
 	dir := flag.String("dir", "", "folder for the database and the logs, on the disk to be measured (default: the system's temporary one)")

@@ -27,6 +27,7 @@ const (
 	contract4    = "hand-grouped, contract's rows"
 	contractOwn4 = "  the same in weir's own commits"
 	weir4        = "weir worker, 4 steps"
+	admitted4    = "  admitted beforehand"
 	weir1        = "weir worker, 1 step"
 	naive4       = "River as a user writes it, 4 steps"
 	naive1       = "River as a user writes it, 1 step"
@@ -44,7 +45,9 @@ var turnsSection = section{
 		atLeast(0.4, "4 steps, of hand-grouped", series{weir4, "turns/s"}, series{grouped4, "turns/s"}),
 		atLeast(0.7, "4 steps, of hand-grouped with the contract's rows", series{weir4, "turns/s"}, series{contract4, "turns/s"}),
 		atLeast(8, "4 steps, of DBOS Go", series{weir4, "turns/s"}, series{dbosQueue, "turns/s"}),
+		atLeast(0.85, "4 steps, of the same admitted beforehand", series{weir4, "turns/s"}, series{admitted4, "turns/s"}),
 		atMost(0.45, "CPU ms of a turn of 4 steps", series{weir4, "CPU ms/turn"}, series{}),
+		atMost(2.7, "CPU of a turn of 4 steps, of hand-grouped", series{weir4, "CPU ms/turn"}, series{grouped4, "CPU ms/turn"}),
 		atMost(2, "one turn alone, claim -> completion, of hand-piped", series{weirAlone, "work p50 ms"}, series{pipedAlone, "work p50 ms"}),
 		atMost(2, "one turn alone, accept -> completion, of hand-piped", series{weirAlone, "total p50 ms"}, series{pipedAlone, "total p50 ms"}),
 	},
@@ -63,7 +66,7 @@ type backlogKind struct {
 var (
 	weirBacklog = backlogKind{
 		last: `SELECT finished_at IS NOT NULL FROM run ORDER BY id DESC LIMIT 1`,
-		left: `SELECT EXISTS (SELECT FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) OR EXISTS (SELECT FROM run WHERE state = 'running')`,
+		left: `SELECT EXISTS (SELECT FROM run WHERE state = 'queued' AND coalesce(ready_at, admitted_at) IS NOT NULL) OR EXISTS (SELECT FROM run WHERE state = 'running')`,
 		done: `SELECT count(*) FROM run WHERE state = 'completed'`,
 		span: `SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM run`,
 	}
@@ -76,9 +79,12 @@ var (
 )
 
 func (b *bench) runTurns(ctx context.Context, _ int) error {
-	rows, err := b.drainWeir(ctx, weir4, "four_steps", withTools, fourStepsText)
+	rows, err := b.drainWeir(ctx, weir4, "four_steps", withTools, fourStepsText, false)
 	if err != nil {
 		return fmt.Errorf("%s: %w", weir4, err)
+	}
+	if _, err := b.drainWeir(ctx, admitted4, "four_steps", withTools, fourStepsText, true); err != nil {
+		return fmt.Errorf("%s: %w", admitted4, err)
 	}
 	b.out.note("rows that weir writes for a turn of 4 steps, from claim to end: %s", rows)
 	if err := b.drainHand(ctx, grouped4, b.size.backlog, childConfig{Kind: "grouped", Steps: 4, Width: turnWidth}); err != nil {
@@ -89,7 +95,7 @@ func (b *bench) runTurns(ctx context.Context, _ int) error {
 			return err
 		}
 	}
-	if _, err := b.drainWeir(ctx, weir1, "one_step", plain, oneStepText); err != nil {
+	if _, err := b.drainWeir(ctx, weir1, "one_step", plain, oneStepText, false); err != nil {
 		return fmt.Errorf("%s: %w", weir1, err)
 	}
 	if err := b.drainHand(ctx, grouped1, b.size.backlog, childConfig{Kind: "grouped", Steps: 1, Width: turnWidth}); err != nil {
@@ -110,8 +116,8 @@ func (b *bench) runTurns(ctx context.Context, _ int) error {
 }
 
 // drainWeir returns the rows that a turn wrote.
-func (b *bench) drainWeir(ctx context.Context, name, template, agent, text string) (turnRows, error) {
-	d, err := b.backlog(ctx, template, agent, text, b.size.backlog)
+func (b *bench) drainWeir(ctx context.Context, name, template, agent, text string, admitted bool) (turnRows, error) {
+	d, err := b.backlog(ctx, template, agent, text, b.size.backlog, admitted)
 	if err != nil {
 		return turnRows{}, err
 	}
@@ -187,7 +193,7 @@ func (b *bench) drainHand(ctx context.Context, name string, turns int, c childCo
 
 // drainContract measures hand-written work on weir's own tables.
 func (b *bench) drainContract(ctx context.Context, name string, c childConfig) error {
-	d, err := b.backlog(ctx, "four_steps", withTools, fourStepsText, b.size.backlog)
+	d, err := b.backlog(ctx, "four_steps", withTools, fourStepsText, b.size.backlog, true)
 	if err != nil {
 		return err
 	}

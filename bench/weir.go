@@ -79,25 +79,44 @@ func (b *bench) makeWeirTemplate(ctx context.Context) error {
 }
 
 // backlog is a database in which n turns with this text are accepted and none
-// has begun.
-func (b *bench) backlog(ctx context.Context, name, agent, text string, n int) (*database, error) {
+// has begun. They wait for admission, or are admitted already, so that River
+// holds their jobs.
+func (b *bench) backlog(ctx context.Context, name, agent, text string, n int, admitted bool) (*database, error) {
 	if err := b.makeWeirTemplate(ctx); err != nil {
 		return nil, err
 	}
-	name = "template_" + name
+	name = fmt.Sprintf("template_%s_%t", name, admitted)
 	err := b.pg.template(ctx, name, weirTemplate, func(url string) error {
 		a, err := newAccepter(ctx, url)
 		if err != nil {
 			return err
 		}
 		defer a.close()
-		_, err = a.acceptMany(ctx, agent, text, n)
-		return err
+		if admitted {
+			if err := fastPath(ctx, url, true); err != nil {
+				return err
+			}
+		}
+		if _, err = a.acceptMany(ctx, agent, text, n); err != nil {
+			return err
+		}
+		return fastPath(ctx, url, false)
 	})
 	if err != nil {
 		return nil, err
 	}
 	return b.pg.clone(ctx, name)
+}
+
+// fastPath opens or closes the queues, as an admitter does.
+func fastPath(ctx context.Context, url string, open bool) error {
+	pool, err := openPool(ctx, url, 1)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	_, err = pool.Exec(ctx, `UPDATE queue SET open = $1, looked_at = CASE WHEN $1 THEN 'infinity' ELSE '-infinity' END::timestamptz`, open)
+	return err
 }
 
 // runWeir runs a command of weir to its end and returns what it printed.
