@@ -24,8 +24,9 @@ const (
 	buffer       = 200 * time.Millisecond
 	maxRound     = 4096                   // runs of one round
 	maxUnclaimed = 8192                   // counted of what River holds
-	busyRound    = 10 * time.Millisecond  // between rounds while runs wait
-	idleRound    = 200 * time.Millisecond // between looks otherwise
+	busyRound    = 10 * time.Millisecond  // between rounds that admit something
+	fullRound    = 80 * time.Millisecond  // at most, between rounds while runs wait and there is no room
+	IdleRound    = 200 * time.Millisecond // between looks while nothing waits
 	tellEvery    = time.Second            // the queues' rows, when nothing changes
 	countBound   = 10_000
 	spare        = 20 // how much longer than a costly look the time until the next is
@@ -50,6 +51,7 @@ type Admitter struct {
 	found    pace // the look for flows
 	told     time.Time
 	inFlight []db.AdmissionInFlightRow // of this round, if a limit needs it
+	next     time.Duration             // of the last round, while runs wait
 }
 
 // admissionQueue is what the admitter knows of one queue.
@@ -120,7 +122,8 @@ func (r *Runs) NewAdmitter() *Admitter {
 }
 
 // Round looks once and admits what may start now. It returns when the next
-// round is due. conn must hold the admitter's lock, and be of db.HotConfig.
+// round is due: after IdleRound, or when something begins to wait, if nothing
+// does now. conn must hold the admitter's lock, and be of db.HotConfig.
 func (a *Admitter) Round(ctx context.Context, conn *pgx.Conn) (next time.Duration, err error) {
 	began := time.Now()
 	if err := a.look(ctx, conn); err != nil {
@@ -144,10 +147,16 @@ func (a *Admitter) Round(ctx context.Context, conn *pgx.Conn) (next time.Duratio
 	if err := a.tell(ctx, conn); err != nil {
 		return 0, err
 	}
-	if more || len(picked) > 0 || a.waits() {
-		return busyRound, nil
+	switch {
+	case more || len(picked) > 0 || a.inFlight != nil: // a limited scope may have a slot any moment
+		a.next = busyRound
+	case a.waits():
+		a.next = min(max(2*a.next, busyRound), fullRound)
+	default:
+		a.next = 0
+		return IdleRound, nil
 	}
-	return idleRound, nil
+	return max(a.next, 2*time.Since(began)), nil // it takes a third of a connection's time at most
 }
 
 // waits says whether somebody waits who is kept by nothing but the fleet's
@@ -191,7 +200,9 @@ func (a *Admitter) look(ctx context.Context, conn *pgx.Conn) error {
 	}
 	a.inFlight = nil
 	if limited && len(a.flows) > 0 {
-		a.inFlight, err = a.queries.AdmissionInFlight(ctx, conn)
+		if a.inFlight, err = a.queries.AdmissionInFlight(ctx, conn); a.inFlight == nil {
+			a.inFlight = []db.AdmissionInFlightRow{}
+		}
 	}
 	return err
 }

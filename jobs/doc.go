@@ -9,8 +9,25 @@
 //	accept → queued ─claim→ running ─park→ waiting ─wake→ queued …
 //	                           └──────── end → completed, failed, …
 //
-// queued has two forms. Behind others in its session's lane a run has no
-// admitted_at and no job; admitted, it has both, and only then may be claimed.
+// queued has three forms. Behind others in its session's lane a run has neither
+// ready_at nor admitted_at; at the lane's head it waits for admission, with
+// ready_at; admitted, it has admitted_at and a job, and only then may be claimed.
+//
+// # Admission
+//
+// The backlog lives in our rows. One Admitter, on the process whose connection
+// holds the duty's lock, hands River what the fleet starts in some 200 ms: it
+// takes from the tenant with the least virtual time, whose time then grows by
+// 1/weight, so a tenant with a million runs delays no other. Limits of a
+// tenant, an agent and a queue hold together or not at all: a slot is held by a
+// run that is admitted or runs, and by nothing else, so it cannot leak; a run
+// that loses its worker keeps its slot, one that waits has none.
+//
+// While nobody waits for room, and for scopes without a limit, a unit admits by
+// itself (accept, the lane's next, a wake-up): it reads in its own transaction
+// what is open. A fast path whose admitter has not looked for five seconds is
+// closed. A pause takes back what was admitted and not claimed: the nudges it
+// had find nothing to claim.
 //
 // # One unit, many runs
 //
@@ -22,6 +39,12 @@
 // writes what changed and commits. So one commit serves hundreds of runs, and
 // a change alone waits for nobody.
 //
+// Claims have units of their own that take one round trip: whether a run may be
+// claimed its row alone tells, with the worker's under lock.
+//
+// What others must know is told after the commit, by the bus, or in the unit's
+// own transaction while the bus is quiet.
+//
 // What keeps this right:
 //
 //   - Lock first, decide in a later statement. Under READ COMMITTED each
@@ -32,7 +55,7 @@
 //     goes into the next unit, and after three misses to a writer that waits
 //     for rows, a quarter of a second at a time, while the others go on. After
 //     ten seconds its caller is told. What can block comes first and in one
-//     order: worker, idempotency keys, new sessions.
+//     order: idempotency keys, new sessions. Claims lock workers, then runs.
 //   - Order: worker → keys → session → run (by depth and id) → the rest.
 //   - An op that fails changes nothing: it checks all it needs before it
 //     changes a row. Ops are repeatable: ids are minted before, and a unit
@@ -69,7 +92,8 @@
 //   - COMMIT's answer is lost: the unit's transaction id decides, asked on
 //     another connection. After a server restart the id may have been given
 //     away again, so a row that only this unit can have written decides.
-//   - A claim commits and nobody knows: the worker's look, once a second, finds
+//   - A claim's connection breaks: its caller does not know, and passes the
+//     nudge on. If the claim had committed, the worker's look, once a second, finds
 //     a run the database says it holds and its hands do not, twice, and gives
 //     it back.
 //   - The worker dies: its lock or its lease shows it. Claims hold a share of

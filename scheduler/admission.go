@@ -15,7 +15,6 @@ const (
 	admissionKey   = -7_301_003
 	admissionHangs = 3 * time.Second // without a question of the one who admits
 	roundWithin    = 10 * time.Second
-	roundGap       = 5 * time.Millisecond // at least, between rounds
 )
 
 // Admission admits what waits, on one process at a time.
@@ -95,10 +94,13 @@ func (a *Admission) lead(ctx context.Context, conn *pgx.Conn, ready <-chan struc
 		if err != nil {
 			return err
 		}
-		if !pause(ctx, roundGap) {
-			return context.Cause(ctx)
+		if next < jobs.IdleRound { // something waits anyhow
+			if !pause(ctx, next) {
+				return context.Cause(ctx)
+			}
+			continue
 		}
-		t := time.NewTimer(next - roundGap)
+		t := time.NewTimer(next)
 		select {
 		case <-t.C:
 		case <-ready:
