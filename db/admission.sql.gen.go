@@ -18,14 +18,12 @@ FROM (SELECT q.id FROM run q
       WHERE q.id = ANY ($1::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
       ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
 WHERE r.id = c.id
-RETURNING r.id, r.kind, r.tenant_id, r.agent
+RETURNING r.id, r.kind
 `
 
 type AdmissionAdmitRow struct {
-	ID       uuid.UUID
-	Kind     RunKind
-	TenantID string
-	Agent    string
+	ID   uuid.UUID
+	Kind RunKind
 }
 
 // Admits those among the runs that still wait and that nobody holds. It locks
@@ -39,12 +37,7 @@ func (q *Queries) AdmissionAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) 
 	var items []AdmissionAdmitRow
 	for rows.Next() {
 		var i AdmissionAdmitRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Kind,
-			&i.TenantID,
-			&i.Agent,
-		); err != nil {
+		if err := rows.Scan(&i.ID, &i.Kind); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

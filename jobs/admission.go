@@ -29,6 +29,7 @@ const (
 	IdleRound    = 200 * time.Millisecond // between looks while nothing waits
 	tellEvery    = time.Second            // the queues' rows, when nothing changes
 	countBound   = 10_000
+	costlyLook   = 5 * time.Millisecond
 	spare        = 20 // how much longer than a costly look the time until the next is
 )
 
@@ -46,6 +47,7 @@ type Admitter struct {
 	queries *db.Queries
 	metrics *admissionMetrics
 
+	costly   time.Duration // from here on looks are spaced out
 	queues   map[string]*admissionQueue
 	flows    []flow
 	found    pace // the look for flows
@@ -86,13 +88,11 @@ type pace struct{ next time.Time }
 
 func (p *pace) due(now time.Time) bool { return !now.Before(p.next) }
 
-func (p *pace) took(began time.Time, least time.Duration) {
+func (p *pace) took(began time.Time, costly time.Duration) {
 	now := time.Now()
-	d := now.Sub(began)
-	if d < 5*time.Millisecond {
-		d = 0
+	if d := now.Sub(began); d >= costly {
+		p.next = now.Add(spare * d)
 	}
-	p.next = now.Add(max(spare*d, least))
 }
 
 type admissionMetrics struct {
@@ -118,7 +118,7 @@ func newAdmissionMetrics() *admissionMetrics {
 
 // NewAdmitter makes an admitter that knows nothing yet.
 func (r *Runs) NewAdmitter() *Admitter {
-	return &Admitter{runs: r, queries: r.queries, metrics: r.admission, queues: map[string]*admissionQueue{}}
+	return &Admitter{runs: r, queries: r.queries, metrics: r.admission, costly: costlyLook, queues: map[string]*admissionQueue{}}
 }
 
 // Round looks once and admits what may start now. It returns when the next
@@ -189,7 +189,7 @@ func (a *Admitter) look(ctx context.Context, conn *pgx.Conn) error {
 		if err != nil {
 			return err
 		}
-		a.found.took(now, 0)
+		a.found.took(now, a.costly)
 		a.flows = a.flows[:0]
 		for _, f := range flows {
 			a.flows = append(a.flows, flow{flowKey{f.Queue, f.TenantID, f.Agent}, f.Weight, f.TenantMax, f.AgentMax, *f.ReadyAt})
@@ -302,7 +302,7 @@ func (a *Admitter) pick(ctx context.Context, conn *pgx.Conn, q *admissionQueue) 
 		return nil, false, err
 	}
 	if whole {
-		q.whole.took(now, 0)
+		q.whole.took(now, a.costly)
 	}
 	shares := map[string]*share{}
 	got := make([]int, len(asked))
@@ -480,9 +480,8 @@ func (l *limitsLeft) take(f *flow) bool {
 // ended meanwhile, stays out.
 func (a *Admitter) admit(ctx context.Context, conn *pgx.Conn, picked []choice) (err error) {
 	ids := make([]uuid.UUID, len(picked))
-	queues := make(map[uuid.UUID]*admissionQueue, len(picked))
 	for i, p := range picked {
-		ids[i], queues[p.id] = p.id, p.queue
+		ids[i] = p.id
 	}
 	if _, err := conn.Exec(ctx, "BEGIN"); err != nil {
 		return err
@@ -497,12 +496,19 @@ func (a *Admitter) admit(ctx context.Context, conn *pgx.Conn, picked []choice) (
 	if err != nil {
 		return fmt.Errorf("admit: %w", err)
 	}
-	jobs := make([]river.InsertManyParams, len(rows))
+	kinds := make(map[uuid.UUID]db.RunKind, len(rows))
+	for _, r := range rows {
+		kinds[r.ID] = r.Kind
+	}
+	var jobs []river.InsertManyParams
 	counts := map[*admissionQueue]int{}
-	for i, r := range rows {
-		q := queues[r.ID]
-		counts[q]++
-		jobs[i] = river.InsertManyParams{Args: nudgeArgs(r.Kind, r.ID), InsertOpts: &river.InsertOpts{Queue: q.name, MaxAttempts: 1}}
+	for _, p := range picked { // in the order they were drawn: River keeps it
+		kind, ok := kinds[p.id]
+		if !ok {
+			continue
+		}
+		counts[p.queue]++
+		jobs = append(jobs, river.InsertManyParams{Args: nudgeArgs(kind, p.id), InsertOpts: &river.InsertOpts{Queue: p.queue.name, MaxAttempts: 1}})
 	}
 	if len(jobs) > 0 {
 		if _, err := a.runs.insert.InsertManyTx(ctx, openTx{conn}, jobs); err != nil {

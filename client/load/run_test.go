@@ -376,7 +376,7 @@ func TestErrors(t *testing.T) {
 		a := newAPI(t, func(http.ResponseWriter, call) string { <-over; return accepted })
 		t.Cleanup(func() { close(over) })
 		c := a.config()
-		c.Turns, c.Timeout, c.Mode = 4, 50*time.Millisecond, Accept
+		c.Turns, c.Timeout, c.Mode = 4, time.Second, Accept
 		r := run1(t, c)
 		require.Equal(t, []Error{{Code: "timeout", Count: 4, Message: "no answer in time"}}, r.Total.Errors)
 	})

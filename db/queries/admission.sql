@@ -71,7 +71,7 @@ FROM (SELECT q.id FROM run q
       WHERE q.id = ANY (@ids::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
       ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
 WHERE r.id = c.id
-RETURNING r.id, r.kind, r.tenant_id, r.agent;
+RETURNING r.id, r.kind;
 
 -- name: AdmissionGate :exec
 UPDATE queue q SET open = g.open, is_full = g.is_full, looked_at = clock_timestamp(), slots = g.slots,
