@@ -5,12 +5,15 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 const (
-	cacheTTL  = 500 * time.Millisecond // how old what is remembered may be, from before it was read
-	cacheMax  = 16384                  // entries; all are dropped beyond
-	cacheLoad = 5 * time.Second        // the longest look
+	cacheTTL   = 500 * time.Millisecond // how old what is remembered may be, from before it was read
+	cacheMax   = 16384                  // entries; all are dropped beyond
+	cacheLoad  = 5 * time.Second        // the longest look
+	cacheTries = 16                     // looks over connections that break: more than a pool has
 )
 
 // cache remembers what load says, for cacheTTL or until it is told to forget.
@@ -91,7 +94,19 @@ func (c *cache[K, V]) take(ctx context.Context, key K, l *look[V], now time.Time
 		}
 		c.known[key] = remembered[V]{l.value, now.Add(cacheTTL)}
 	}()
-	l.value, l.err = c.load(ctx, key)
+	for range cacheTries {
+		l.value, l.err = c.load(ctx, key)
+		if !connectionBroke(l.err) {
+			return
+		}
+	}
+}
+
+// connectionBroke says that a connection was lost that had been there: after a
+// restart of the server all of a pool's are, and the next try has another.
+func connectionBroke(err error) bool {
+	_, cannot := errors.AsType[*pgconn.ConnectError](err)
+	return err != nil && !cannot && !errors.Is(err, context.DeadlineExceeded) && unavailable(err)
 }
 
 var errLookBroken = errors.New("a look at the database panicked")

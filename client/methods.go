@@ -277,3 +277,17 @@ func call1[R any](ctx context.Context, c *Client, method string, params any, opt
 	}
 	return r, nil
 }
+
+// Released is the answer of ReleaseRun.
+type Released struct {
+	RunID   string `json:"runId"`   // the new run
+	RetryOf string `json:"retryOf"` // the poisoned one
+}
+
+// ReleaseRun starts a new run in place of a poisoned one. Repeating it within a
+// day starts no second.
+func (c *Client) ReleaseRun(ctx context.Context, id string) (*Released, error) {
+	return call1[Released](ctx, c, "run.release", struct {
+		RunID string `json:"runId"`
+	}{id}, Reads)
+}

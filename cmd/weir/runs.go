@@ -23,7 +23,7 @@ var (
 )
 
 func newRuns() *cobra.Command {
-	return parent("runs", "Lists, shows, watches and ends runs", newRunsLs(), newRunsGet(), newRunsWatch(), newRunsCancel(), newRunsKill())
+	return parent("runs", "Lists, shows, watches and ends runs", newRunsLs(), newRunsGet(), newRunsWatch(), newRunsCancel(), newRunsKill(), newRunsRelease())
 }
 
 func newRunsLs() *cobra.Command {
@@ -299,6 +299,18 @@ func newRunsCancel() *cobra.Command {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s ends at its next safe point\n", c.RunID)
 			}
 		})
+	})
+}
+
+func newRunsRelease() *cobra.Command {
+	return remoteCommand(&cobra.Command{
+		Use: "release RUN", Short: "Starts a new run in place of a poisoned one", Args: cobra.ExactArgs(1), ValidArgsFunction: completeRuns,
+	}, nil, func(cmd *cobra.Command, r *remote, args []string) error {
+		released, err := r.ReleaseRun(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		return r.out.one(cmd, released, func() { fmt.Fprintf(cmd.OutOrStdout(), "%s goes on as %s\n", released.RetryOf, released.RunID) })
 	})
 }
 
