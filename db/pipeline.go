@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -109,6 +110,23 @@ func (p *Pipeline) UnitRunLock(ids []uuid.UUID, wait bool, into *[]UnitRunLockRo
 		sql = unitRunLockWait
 	}
 	many(p, into, sql, ids)
+}
+
+// UnitGuard queues the guards of a unit that knows its rows already: sessions
+// and runs with their versions, and calls whose usage is not stored. IsGuard
+// tells their failure.
+func (p *Pipeline) UnitGuard(sessions UnitSessionGuardParams, runs UnitRunGuardParams, usage UnitUsageGuardParams) {
+	p.batch.Queue(unitSessionGuard, sessions.Ids, sessions.Versions)
+	p.batch.Queue(unitRunGuard, runs.Ids, runs.Versions)
+	if len(usage.RunIds) > 0 {
+		p.batch.Queue(unitUsageGuard, usage.RunIds, usage.CallIds)
+	}
+}
+
+// IsGuard says that a guard has failed.
+func IsGuard(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.Code == "22012"
 }
 
 // UnitWorkerShare queues the query of that name.

@@ -575,6 +575,25 @@ func (q *Queries) UnitRunAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) er
 	return err
 }
 
+const unitRunGuard = `-- name: UnitRunGuard :one
+SELECT (1 / (CASE WHEN count(*) = cardinality($1::uuid[]) THEN 1 ELSE 0 END))::int AS guarded
+FROM (SELECT r.id FROM run r JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS version) g ON g.id = r.id
+      WHERE r.xmin::text = g.version ORDER BY r.depth, r.id FOR NO KEY UPDATE OF r SKIP LOCKED) l
+`
+
+type UnitRunGuardParams struct {
+	Ids      []uuid.UUID
+	Versions []string
+}
+
+// UnitSessionGuard for runs.
+func (q *Queries) UnitRunGuard(ctx context.Context, db DBTX, arg UnitRunGuardParams) (int32, error) {
+	row := db.QueryRow(ctx, unitRunGuard, arg.Ids, arg.Versions)
+	var guarded int32
+	err := row.Scan(&guarded)
+	return guarded, err
+}
+
 const unitRunInsert = `-- name: UnitRunInsert :exec
 INSERT INTO run (id, tenant_id, kind, queue, root_run_id, parent_run_id, depth, agent, agent_version, session_id, request_seq,
                  in_lane, user_id, owner_token, input, time_left_ms, admitted_at, nudged_at, ready_at, retry_of, steps, model_calls, traceparent)
@@ -676,7 +695,7 @@ const unitRunLock = `-- name: UnitRunLock :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
        r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
-       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
+       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason, r.xmin::text AS version
 FROM run r
 WHERE r.id = ANY ($1::uuid[])
 ORDER BY r.depth, r.id
@@ -721,6 +740,7 @@ type UnitRunLockRow struct {
 	FinishedAt        *time.Time
 	WaitsFor          *WaitKind
 	EndReason         *string
+	Version           string
 }
 
 func (q *Queries) UnitRunLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]UnitRunLockRow, error) {
@@ -770,6 +790,7 @@ func (q *Queries) UnitRunLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]
 			&i.FinishedAt,
 			&i.WaitsFor,
 			&i.EndReason,
+			&i.Version,
 		); err != nil {
 			return nil, err
 		}
@@ -785,7 +806,7 @@ const unitRunLockWait = `-- name: UnitRunLockWait :many
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
        r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
-       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
+       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason, r.xmin::text AS version
 FROM run r
 WHERE r.id = ANY ($1::uuid[])
 ORDER BY r.depth, r.id
@@ -830,6 +851,7 @@ type UnitRunLockWaitRow struct {
 	FinishedAt        *time.Time
 	WaitsFor          *WaitKind
 	EndReason         *string
+	Version           string
 }
 
 func (q *Queries) UnitRunLockWait(ctx context.Context, db DBTX, ids []uuid.UUID) ([]UnitRunLockWaitRow, error) {
@@ -879,6 +901,7 @@ func (q *Queries) UnitRunLockWait(ctx context.Context, db DBTX, ids []uuid.UUID)
 			&i.FinishedAt,
 			&i.WaitsFor,
 			&i.EndReason,
+			&i.Version,
 		); err != nil {
 			return nil, err
 		}
@@ -943,7 +966,7 @@ SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0
     cancel_requested_at = nullif(u.cancel_requested_at, 'epoch'::timestamptz),
     killed_at = nullif(u.killed_at, 'epoch'::timestamptz),
     started_at = nullif(u.started_at, 'epoch'::timestamptz),
-    finished_at = nullif(u.finished_at, 'epoch'::timestamptz),
+    finished_at = CASE WHEN u.finished_at = '9999-01-01Z'::timestamptz THEN weir_now() ELSE nullif(u.finished_at, 'epoch'::timestamptz) END,
     waits_for = nullif(u.waits_for, '')::wait_kind, end_reason = nullif(u.end_reason, ''), 
     result = coalesce(nullif(u.result, '')::json, r.result), error = coalesce(nullif(u.error, '')::json, r.error)
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS state, unnest($3::uuid[]) AS worker_id,
@@ -1031,6 +1054,26 @@ func (q *Queries) UnitSessionDrop(ctx context.Context, db DBTX, ids []uuid.UUID)
 	return err
 }
 
+const unitSessionGuard = `-- name: UnitSessionGuard :one
+SELECT (1 / (CASE WHEN count(*) = cardinality($1::uuid[]) THEN 1 ELSE 0 END))::int AS guarded
+FROM (SELECT s.id FROM session s JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS version) g ON g.id = s.id
+      WHERE s.xmin::text = g.version ORDER BY s.id FOR NO KEY UPDATE OF s SKIP LOCKED) l
+`
+
+type UnitSessionGuardParams struct {
+	Ids      []uuid.UUID
+	Versions []string
+}
+
+// Locks sessions that nobody has written since versions, and fails, dividing by
+// zero, unless that is all of them.
+func (q *Queries) UnitSessionGuard(ctx context.Context, db DBTX, arg UnitSessionGuardParams) (int32, error) {
+	row := db.QueryRow(ctx, unitSessionGuard, arg.Ids, arg.Versions)
+	var guarded int32
+	err := row.Scan(&guarded)
+	return guarded, err
+}
+
 const unitSessionInsert = `-- name: UnitSessionInsert :many
 INSERT INTO session (tenant_id, id, conversation_ref, external_id, name, kind, channel_type, scope, agent, user_id,
                      owner_token, task_status, task_status_reason, task_params, task_metadata, event_seq, message_seq, head_run_id, turns)
@@ -1112,7 +1155,7 @@ func (q *Queries) UnitSessionInsert(ctx context.Context, db DBTX, arg UnitSessio
 
 const unitSessionLock = `-- name: UnitSessionLock :many
 SELECT s.id, s.tenant_id, s.conversation_ref, s.external_id, s.name, s.agent, s.user_id, s.channel_type, s.event_seq, s.message_seq, s.epoch,
-       s.head_run_id, s.queued, s.context_from_seq, s.task_status
+       s.head_run_id, s.queued, s.context_from_seq, s.task_status, s.xmin::text AS version
 FROM session s
 WHERE s.id = ANY ($1::uuid[])
 ORDER BY s.id
@@ -1135,6 +1178,7 @@ type UnitSessionLockRow struct {
 	Queued          int32
 	ContextFromSeq  int64
 	TaskStatus      *string
+	Version         string
 }
 
 func (q *Queries) UnitSessionLock(ctx context.Context, db DBTX, ids []uuid.UUID) ([]UnitSessionLockRow, error) {
@@ -1162,6 +1206,7 @@ func (q *Queries) UnitSessionLock(ctx context.Context, db DBTX, ids []uuid.UUID)
 			&i.Queued,
 			&i.ContextFromSeq,
 			&i.TaskStatus,
+			&i.Version,
 		); err != nil {
 			return nil, err
 		}
@@ -1175,7 +1220,7 @@ func (q *Queries) UnitSessionLock(ctx context.Context, db DBTX, ids []uuid.UUID)
 
 const unitSessionLockWait = `-- name: UnitSessionLockWait :many
 SELECT s.id, s.tenant_id, s.conversation_ref, s.external_id, s.name, s.agent, s.user_id, s.channel_type, s.event_seq, s.message_seq, s.epoch,
-       s.head_run_id, s.queued, s.context_from_seq, s.task_status
+       s.head_run_id, s.queued, s.context_from_seq, s.task_status, s.xmin::text AS version
 FROM session s
 WHERE s.id = ANY ($1::uuid[])
 ORDER BY s.id
@@ -1198,6 +1243,7 @@ type UnitSessionLockWaitRow struct {
 	Queued          int32
 	ContextFromSeq  int64
 	TaskStatus      *string
+	Version         string
 }
 
 func (q *Queries) UnitSessionLockWait(ctx context.Context, db DBTX, ids []uuid.UUID) ([]UnitSessionLockWaitRow, error) {
@@ -1225,6 +1271,7 @@ func (q *Queries) UnitSessionLockWait(ctx context.Context, db DBTX, ids []uuid.U
 			&i.Queued,
 			&i.ContextFromSeq,
 			&i.TaskStatus,
+			&i.Version,
 		); err != nil {
 			return nil, err
 		}
@@ -1486,6 +1533,23 @@ func (q *Queries) UnitTreeRuns(ctx context.Context, db DBTX, rootRunID uuid.UUID
 		return nil, err
 	}
 	return items, nil
+}
+
+const unitUsageGuard = `-- name: UnitUsageGuard :one
+SELECT (1 / (CASE WHEN EXISTS (SELECT FROM usage WHERE run_id = ANY ($1::uuid[]) AND call_id = ANY ($2::text[])) THEN 0 ELSE 1 END))::int AS guarded
+`
+
+type UnitUsageGuardParams struct {
+	RunIds  []uuid.UUID
+	CallIds []string
+}
+
+// Fails, dividing by zero, if usage of these calls may be stored.
+func (q *Queries) UnitUsageGuard(ctx context.Context, db DBTX, arg UnitUsageGuardParams) (int32, error) {
+	row := db.QueryRow(ctx, unitUsageGuard, arg.RunIds, arg.CallIds)
+	var guarded int32
+	err := row.Scan(&guarded)
+	return guarded, err
 }
 
 const unitUsageInsert = `-- name: UnitUsageInsert :exec

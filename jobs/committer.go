@@ -54,6 +54,7 @@ type committer struct {
 	held    chan *item // ops that the writers passed over too often
 	seed    maphash.Seed
 	giveUp  time.Duration
+	warm    warmRows
 	done    chan struct{} // closed by close: nothing is taken any more
 	ended   chan struct{} // closed when everything is answered
 	wg      sync.WaitGroup
@@ -65,6 +66,7 @@ type committer struct {
 
 type committerMetrics struct {
 	units, ops, misses, retries, steps atomic.Int64
+	warm, cold                         atomic.Int64 // units on known rows, and those whose rows were stale
 }
 
 // item is an op on its way.
@@ -73,6 +75,7 @@ type item struct {
 	ctx    context.Context // of the caller; an item not yet in a unit may be given up
 	since  time.Time
 	misses int
+	prior  *unit      // one it may have committed in already
 	apart  bool       // it waited in vain among others: now its lane waits alone
 	result chan error // buffered: the writer never waits for the caller
 }
@@ -372,7 +375,7 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 	if isClaim(items[0]) {
 		errs, uncertain, err = c.claim(ctx, conn.Conn(), u, items, wait)
 	} else {
-		errs, uncertain, err = c.change(ctx, conn.Conn(), u, items, wait)
+		u, errs, uncertain, err = c.change(ctx, conn.Conn(), items, wait)
 	}
 	if err == nil && c.afterCommit != nil {
 		err = c.afterCommit(u)
@@ -384,7 +387,13 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 		if _, said := errors.AsType[*pgconn.PgError](err); said || pgconn.SafeToRetry(err) { // before it began
 			return nil, nil, err
 		}
-		return nil, nil, fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+		if isClaim(items[0]) {
+			return nil, nil, fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+		}
+		for _, it := range items { // made without a read: the rows have to tell
+			it.prior = u
+		}
+		return nil, nil, err
 	case uncertain:
 		_ = conn.Conn().Close(ctx)
 		conn.Release() // all units may be in this at once, and each needs another connection
@@ -396,32 +405,49 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 		rollback(conn)
 		return nil, nil, err
 	}
+	if u.warm {
+		c.metrics.warm.Add(1)
+	}
+	c.warm.remember(u, items)
 	c.metrics.units.Add(1)
 	c.metrics.ops.Add(int64(len(items)))
 	c.metrics.steps.Add(u.finishedSteps())
 	return u, errs, nil
 }
 
-// change loads what ops need, lets them judge and writes what they changed.
-func (c *committer) change(ctx context.Context, conn *pgx.Conn, u *unit, items []*item, wait time.Duration) (errs []error, uncertain bool, err error) {
+// change makes a unit of ops: on rows that are known, if it can; else it loads
+// what they need, lets them judge and writes what they changed.
+func (c *committer) change(ctx context.Context, conn *pgx.Conn, items []*item, wait time.Duration) (u *unit, errs []error, uncertain bool, err error) {
+	errs = make([]error, len(items))
+	if wait == 0 {
+		if u, uncertain, err = c.changeWarm(ctx, conn, items); u != nil || err != nil {
+			return u, errs, uncertain, err
+		}
+	}
+	u = newUnit()
 	var n needs
 	for _, it := range items {
 		it.op.needs(&n)
 	}
 	if err := u.load(ctx, conn, &n, wait); err != nil {
-		return nil, false, err
+		return u, nil, false, err
 	}
 	if c.afterLoad != nil {
 		if err := c.afterLoad(u); err != nil {
-			return nil, false, err
+			return u, nil, false, err
 		}
 	}
-	errs = make([]error, len(items))
 	for i, it := range items {
-		errs[i] = it.op.apply(u)
+		committed, err := it.settled(ctx, c.queries, conn)
+		if err != nil {
+			return u, nil, false, err
+		}
+		if !committed {
+			errs[i] = it.op.apply(u)
+		}
 	}
 	uncertain, err = u.flush(ctx, conn, c.insert, c.embed)
-	return errs, uncertain, err
+	return u, errs, uncertain, err
 }
 
 func (c *committer) claim(ctx context.Context, conn *pgx.Conn, u *unit, items []*item, wait time.Duration) (errs []error, uncertain bool, err error) {
@@ -466,7 +492,7 @@ func (c *committer) settle(ctx context.Context, u *unit, cause error) error {
 }
 
 // evidence looks for something that only this unit can have written.
-func (u *unit) evidence(ctx context.Context, q *db.Queries, pool *pgxpool.Pool) (bool, error) {
+func (u *unit) evidence(ctx context.Context, q *db.Queries, pool db.DBTX) (bool, error) {
 	if e := u.put.events; len(e.Seqs) > 0 {
 		return q.UnitEventExists(ctx, pool, db.UnitEventExistsParams{SessionID: e.SessionIds[0], Seq: e.Seqs[0], RunID: e.RunIds[0], Type: e.Types[0]})
 	}

@@ -847,6 +847,7 @@ var violations = []struct{ promise, sql string }{
 		SELECT r.id FROM r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL
 		AND NOT EXISTS (SELECT FROM river_job j WHERE (j.args ->> 'run_id')::uuid = r.id AND j.state IN ('available', 'running') AND j.queue = r.queue)`},
 	{"a run that waits for admission has no job yet, but spare ones", `SELECT r.id FROM r WHERE r.ready_at IS NOT NULL AND (r.admitted_at IS NOT NULL OR r.worker_id IS NOT NULL)`},
+	{"nothing has ended later than now", `SELECT r.id FROM r WHERE r.finished_at > clock_timestamp() + interval '1 hour'`},
 	{"a run waits if and only if it has a wait", `
 		SELECT coalesce(r.id, w.run_id) FROM (SELECT * FROM r WHERE state = 'waiting') r
 		FULL JOIN (SELECT * FROM wait WHERE tenant_id = $1) w ON w.run_id = r.id WHERE r.waits_for IS DISTINCT FROM w.kind`},

@@ -86,6 +86,7 @@ type unit struct {
 	putFacts map[[5]string]int // where in put.facts
 	changes  changes
 	embedded bool // its transaction told the changes
+	warm     bool // its rows were known, not read
 }
 
 // puts are the rows a unit inserts.

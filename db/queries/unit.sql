@@ -42,7 +42,7 @@ RETURNING id;
 
 -- name: UnitSessionLock :many
 SELECT s.id, s.tenant_id, s.conversation_ref, s.external_id, s.name, s.agent, s.user_id, s.channel_type, s.event_seq, s.message_seq, s.epoch,
-       s.head_run_id, s.queued, s.context_from_seq, s.task_status
+       s.head_run_id, s.queued, s.context_from_seq, s.task_status, s.xmin::text AS version
 FROM session s
 WHERE s.id = ANY (@ids::uuid[])
 ORDER BY s.id
@@ -50,7 +50,7 @@ FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: UnitSessionLockWait :many
 SELECT s.id, s.tenant_id, s.conversation_ref, s.external_id, s.name, s.agent, s.user_id, s.channel_type, s.event_seq, s.message_seq, s.epoch,
-       s.head_run_id, s.queued, s.context_from_seq, s.task_status
+       s.head_run_id, s.queued, s.context_from_seq, s.task_status, s.xmin::text AS version
 FROM session s
 WHERE s.id = ANY (@ids::uuid[])
 ORDER BY s.id
@@ -60,7 +60,7 @@ FOR NO KEY UPDATE;
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
        r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
-       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
+       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason, r.xmin::text AS version
 FROM run r
 WHERE r.id = ANY (@ids::uuid[])
 ORDER BY r.depth, r.id
@@ -70,11 +70,28 @@ FOR NO KEY UPDATE SKIP LOCKED;
 SELECT r.id, r.tenant_id, r.kind, r.state, r.queue, r.worker_id, r.epoch, r.wake_seq, r.root_run_id, r.parent_run_id, r.depth, r.agent,
        r.agent_version, r.session_id, r.request_seq, r.in_lane, r.user_id, r.owner_token, r.steps, r.model_calls, r.call_attempts, r.call_limited,
        r.losses, r.open_children, r.time_left_ms, r.deadline_at, r.ready_at, r.admitted_at, r.nudged_at, r.nudges,
-       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason
+       r.cancel_requested_at, r.killed_at, r.evicted_at, r.started_at, r.finished_at, r.waits_for, r.end_reason, r.xmin::text AS version
 FROM run r
 WHERE r.id = ANY (@ids::uuid[])
 ORDER BY r.depth, r.id
 FOR NO KEY UPDATE;
+
+-- name: UnitSessionGuard :one
+-- Locks sessions that nobody has written since versions, and fails, dividing by
+-- zero, unless that is all of them.
+SELECT (1 / (CASE WHEN count(*) = cardinality(@ids::uuid[]) THEN 1 ELSE 0 END))::int AS guarded
+FROM (SELECT s.id FROM session s JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@versions::text[]) AS version) g ON g.id = s.id
+      WHERE s.xmin::text = g.version ORDER BY s.id FOR NO KEY UPDATE OF s SKIP LOCKED) l;
+
+-- name: UnitRunGuard :one
+-- UnitSessionGuard for runs.
+SELECT (1 / (CASE WHEN count(*) = cardinality(@ids::uuid[]) THEN 1 ELSE 0 END))::int AS guarded
+FROM (SELECT r.id FROM run r JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@versions::text[]) AS version) g ON g.id = r.id
+      WHERE r.xmin::text = g.version ORDER BY r.depth, r.id FOR NO KEY UPDATE OF r SKIP LOCKED) l;
+
+-- name: UnitUsageGuard :one
+-- Fails, dividing by zero, if usage of these calls may be stored.
+SELECT (1 / (CASE WHEN EXISTS (SELECT FROM usage WHERE run_id = ANY (@run_ids::uuid[]) AND call_id = ANY (@call_ids::text[])) THEN 0 ELSE 1 END))::int AS guarded;
 
 -- name: UnitWorkerShare :many
 -- A reaper that declares a worker dead waits for the claims that share its row.
@@ -182,7 +199,7 @@ SET state = u.state::run_state, worker_id = nullif(u.worker_id, '00000000-0000-0
     cancel_requested_at = nullif(u.cancel_requested_at, 'epoch'::timestamptz),
     killed_at = nullif(u.killed_at, 'epoch'::timestamptz),
     started_at = nullif(u.started_at, 'epoch'::timestamptz),
-    finished_at = nullif(u.finished_at, 'epoch'::timestamptz),
+    finished_at = CASE WHEN u.finished_at = '9999-01-01Z'::timestamptz THEN weir_now() ELSE nullif(u.finished_at, 'epoch'::timestamptz) END,
     waits_for = nullif(u.waits_for, '')::wait_kind, end_reason = nullif(u.end_reason, ''), 
     result = coalesce(nullif(u.result, '')::json, r.result), error = coalesce(nullif(u.error, '')::json, r.error)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@states::text[]) AS state, unnest(@worker_ids::uuid[]) AS worker_id,
