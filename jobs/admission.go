@@ -64,6 +64,7 @@ type admissionQueue struct {
 	unclaimed              int64   // at the last look, with what was admitted since
 	looked                 time.Time
 	running, slots         int64
+	free                   int64 // slots, as far as is known since the last count
 	maxRunning, maxWaiting int32
 	waiting                int64
 	open, full, paused     bool
@@ -208,17 +209,20 @@ func (a *Admitter) look(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // adapt learns how fast the fleet starts runs, and sets how many River should
-// hold. A fleet that has started all it had gets more, up to its slots.
+// hold. A fleet that has started all it had gets as many as it has free slots,
+// or, when that is not known well, twice as many as before.
 func (q *admissionQueue) adapt(now time.Time, unclaimed, workers int64) {
 	if elapsed := now.Sub(q.looked).Seconds(); elapsed >= busyRound.Seconds()/2 {
-		rate := math.Max(0, float64(q.unclaimed-unclaimed)) / elapsed
+		starts := max(0, q.unclaimed-unclaimed)
+		q.free -= starts
+		rate := float64(starts) / elapsed
 		weight := math.Min(1, elapsed/0.3) // what is older than some 300 ms counts little
 		q.rate += (rate - q.rate) * weight
 		q.looked, q.unclaimed = now, unclaimed
 	}
 	want := q.rate * buffer.Seconds()
 	if unclaimed == 0 {
-		want = math.Max(want, math.Min(2*q.target, float64(q.slots)))
+		want = math.Max(want, math.Max(float64(q.free), math.Min(2*q.target, float64(q.slots))))
 	}
 	q.target = math.Max(want, float64(workers))
 }
@@ -543,7 +547,7 @@ func (a *Admitter) tell(ctx context.Context, conn *pgx.Conn) error {
 		}
 		for _, r := range rows {
 			if q := a.queues[r.Name]; q != nil {
-				q.running, q.waiting = r.Running, r.Waiting
+				q.running, q.waiting, q.free = r.Running, r.Waiting, q.slots-r.Running
 			}
 		}
 		a.told = now
