@@ -1,0 +1,317 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// broken is what must never be found in the rows, one query for each promise;
+// it returns what breaks it. Each holds in every snapshot, whatever is going
+// on, unless it is of a fleet at rest.
+var broken = []struct {
+	promise string
+	rest    bool
+	sql     string
+}{
+	{"a session's events are numbered 1..n without gap", false, `
+		SELECT s.id::text FROM session s LEFT JOIN (SELECT session_id, count(*) AS n, min(seq) AS lo, max(seq) AS hi FROM event GROUP BY 1) x ON x.session_id = s.id
+		WHERE x.n IS DISTINCT FROM s.event_seq OR x.hi <> s.event_seq OR x.lo <> 1`},
+	{"a run has one last event once it has ended, which says how, and none before", false, `
+		SELECT r.id::text FROM run r LEFT JOIN (SELECT run_id, count(*) AS n, min(type) AS type FROM event
+			WHERE type IN ('agent.response', 'agent.clarify', 'agent.error') GROUP BY 1) last ON last.run_id = r.id
+		WHERE coalesce(last.n, 0) <> CASE WHEN r.state >= 'completed' THEN 1 ELSE 0 END
+		   OR last.type = 'agent.error' AND r.state = 'completed' OR last.type <> 'agent.error' AND r.state <> 'completed'`},
+	{"nothing of a turn follows its last event but usage and status", false, `
+		SELECT e.run_id::text FROM event e JOIN event last ON last.run_id = e.run_id AND last.type IN ('agent.response', 'agent.clarify', 'agent.error')
+		WHERE e.seq > last.seq AND e.type NOT IN ('agent.usage', 'agent.status')`},
+	{"the usage of a call is stored once, with one event, and counted once", false, `
+		SELECT r.id::text FROM run r WHERE (SELECT count(*) FROM usage u WHERE u.run_id = r.id) <> (SELECT count(*) FROM event e WHERE e.run_id = r.id AND e.type = 'agent.usage')
+		UNION ALL SELECT s.id::text FROM session s WHERE s.input_tokens <> (SELECT coalesce(sum(u.input), 0) FROM usage u WHERE u.session_id = s.id)`},
+	{"a model call that is stored has its usage", false, `
+		SELECT st.run_id || ' step ' || st.seq FROM step st WHERE st.kind = 'model' AND st.status = 'done'
+		AND NOT EXISTS (SELECT FROM usage u WHERE u.run_id = st.run_id AND starts_with(u.call_id, st.seq || '.'))`},
+	{"a session has one executing turn at most, its head", false, `
+		SELECT s.id::text FROM session s WHERE
+			ARRAY(SELECT r.id FROM run r WHERE r.session_id = s.id AND r.in_lane AND (r.state IN ('running', 'waiting') OR r.state = 'queued' AND coalesce(r.ready_at, r.admitted_at) IS NOT NULL))
+			<> CASE WHEN s.head_run_id IS NULL THEN '{}' ELSE ARRAY[s.head_run_id] END`},
+	{"session.queued counts the turns that wait for their lane", false, `
+		SELECT s.id::text FROM session s WHERE s.queued <> (SELECT count(*) FROM run r WHERE r.session_id = s.id AND r.in_lane AND r.state = 'queued' AND coalesce(r.ready_at, r.admitted_at) IS NULL)`},
+	{"a lane keeps its order", false, `
+		WITH began AS (SELECT run_id, min(seq) AS seq FROM event WHERE type = 'agent.status' AND content ->> 'phase' = 'thinking' GROUP BY 1)
+		SELECT late.id::text FROM began early RIGHT JOIN run old ON old.id = early.run_id JOIN run late USING (session_id) JOIN began l ON l.run_id = late.id
+		WHERE old.request_seq < late.request_seq AND (early.seq > l.seq OR early.seq IS NULL AND old.state < 'completed')`},
+	{"a run is admitted or waits for it, never both", false, `SELECT r.id::text FROM run r WHERE r.ready_at IS NOT NULL AND (r.admitted_at IS NOT NULL OR r.worker_id IS NOT NULL)`},
+	{"a run waits if and only if it has a wait", false, `
+		SELECT coalesce(r.id, w.run_id)::text FROM (SELECT * FROM run WHERE state = 'waiting') r
+		FULL JOIN wait w ON w.run_id = r.id WHERE r.waits_for IS DISTINCT FROM w.kind`},
+	{"open_children counts the children that have not ended", false, `
+		SELECT r.id::text FROM run r WHERE r.state < 'completed' AND r.open_children <> (SELECT count(*) FROM run c WHERE c.parent_run_id = r.id AND c.state < 'completed')`},
+	{"a run's counts are never ahead of its steps", false, `
+		SELECT r.id::text FROM run r WHERE r.steps > (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done')
+		OR r.model_calls > (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model')`},
+	{"a step is stored under an epoch of its run", false, `SELECT st.run_id || ' step ' || st.seq FROM step st JOIN run r ON r.id = st.run_id WHERE st.epoch > r.epoch`},
+	{"a killed tree has ended", false, `SELECT r.id::text FROM run r JOIN run root ON root.id = r.root_run_id WHERE root.killed_at IS NOT NULL AND r.state < 'completed'`},
+	{"a sub-agent's run does not outlive the cancel of its parent", true, `
+		SELECT r.id::text FROM run r JOIN run parent ON parent.id = r.parent_run_id WHERE parent.state = 'cancelled' AND r.state < 'completed'`},
+	{"a key stands for a run that is there", false, `
+		SELECT i.key FROM idempotency i LEFT JOIN run r ON r.id = i.run_id WHERE i.run_id IS NOT NULL AND r.id IS NULL`},
+	{"no run is left under a worker that is gone", true, `SELECT r.id::text FROM run r LEFT JOIN worker w ON w.id = r.worker_id
+		WHERE r.state = 'running' AND (w.id IS NULL OR w.state NOT IN ('live', 'draining'))`},
+	{"every dead worker is reaped", true, `SELECT id::text FROM worker WHERE state = 'dead'`},
+	{"every run has ended", true, `SELECT id || ' is ' || state FROM run WHERE finished_at IS NULL`},
+	{"no session waits for anybody", true, `SELECT id::text FROM session WHERE head_run_id IS NOT NULL OR queued <> 0`},
+	{"no job is left at work", true, `SELECT id || ' is ' || state FROM river_job WHERE state NOT IN ('completed', 'discarded', 'cancelled')`},
+}
+
+var brokenSQL = func() (always, atRest string) {
+	var parts []string
+	for rest := range 2 {
+		for i, p := range broken {
+			if p.rest == (rest == 1) {
+				parts = append(parts, fmt.Sprintf("(SELECT %d AS i, v.what FROM (%s) AS v (what) LIMIT 5)", i, p.sql))
+			}
+		}
+		atRest = strings.Join(parts, " UNION ALL ")
+		if always == "" {
+			always = atRest
+		}
+	}
+	return always, atRest
+}
+
+func (f *fleet) broken(ctx context.Context, sql string) (list []string, err error) {
+	rows, err := f.pool.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	var i int
+	var what string
+	_, err = pgx.ForEachRow(rows, []any{&i, &what}, func() error {
+		list = append(list, broken[i].promise+": not so "+what)
+		return nil
+	})
+	return list, err
+}
+
+// leave says what a row may break although nothing is wrong.
+type leave struct {
+	// late allows a call of an idempotent tool after its step is done: a zombie
+	// may still send what it had begun.
+	late bool
+	// repairs allows the sweeper to repair: it must have nothing to do only where
+	// nothing fails.
+	repairs bool
+	// lost is how many accepted turns a database that forgot may have lost; -1 is
+	// any number. Then the world may also have seen calls that no row knows.
+	lost int
+}
+
+// promises waits until the fleet is at rest and checks everything that weir
+// promises: in the rows, and against what callers were answered and what the
+// tools were sent. Every row ends with it.
+func (f *fleet) promises(may leave) {
+	f.t.Helper()
+	_, sql := brokenSQL()
+	var list []string
+	for began := time.Now(); ; { // nothing is due any more when nothing is found
+		ctx, cancel := context.WithTimeout(f.t.Context(), stepLimit)
+		var err error
+		list, err = f.broken(ctx, sql)
+		cancel()
+		if err == nil && len(list) == 0 {
+			break
+		}
+		if err != nil {
+			list = []string{err.Error()}
+		}
+		if time.Since(began) > stepLimit {
+			f.t.Errorf("%s\n%s", strings.Join(list, "\n"), f.describe())
+			break
+		}
+		pause(f.t.Context(), 200*time.Millisecond)
+	}
+	f.checkAnswers(may)
+	f.checkTools(may)
+	if !may.repairs {
+		for _, p := range append(f.living("worker"), f.living("scheduler")...) {
+			for _, kind := range []string{"nudge", "orphan", "deadline", "lane", "wait"} {
+				if n := f.metric(p, `weir_sweeper_repairs_total{kind="`+kind+`"}`); n != 0 {
+					f.t.Errorf("%s repaired %s %v times, and nothing had failed", p.name, kind, n)
+				}
+			}
+		}
+	}
+}
+
+// checkAnswers compares what callers were told with the rows.
+func (f *fleet) checkAnswers(may leave) {
+	f.t.Helper()
+	type row struct {
+		ID, State string
+		Text, Key *string
+	}
+	rows, err := f.pool.Query(f.limited(), `SELECT r.id::text AS id, r.state::text AS state, r.result ->> 'text' AS text, i.key
+		FROM run r LEFT JOIN idempotency i ON i.run_id = r.id WHERE r.depth = 0`)
+	if err != nil {
+		f.t.Error(err)
+		return
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
+	if err != nil {
+		f.t.Error(err)
+		return
+	}
+	f.book.mu.Lock()
+	defer f.book.mu.Unlock()
+	states := map[string]int{}
+	seen := map[string]bool{}
+	for _, r := range found {
+		if seen[r.ID] {
+			f.t.Errorf("run %s has two keys", r.ID)
+		}
+		seen[r.ID] = true
+		states[r.State]++
+		s := f.book.runs[r.ID]
+		switch {
+		case s == nil && (r.Key == nil || !f.book.unanswered[*r.Key]):
+			f.t.Errorf("run %s was asked for by nobody", r.ID)
+		case s == nil:
+		case s.ends == nil && r.State != "completed", s.ends != nil && !slices.Contains(s.ends, r.State):
+			f.t.Errorf("run %s is %s, not %v: %.200q", r.ID, r.State, s.ends, s.text)
+		case r.State == "completed" && s.answer != "" && (r.Text == nil || *r.Text != s.answer):
+			f.t.Errorf("run %s was answered with another's answer: %v, not %s", r.ID, r.Text, s.answer)
+		}
+	}
+	lost := 0
+	for id := range f.book.runs {
+		if !seen[id] {
+			lost++
+			if may.lost == 0 {
+				f.t.Errorf("run %s was accepted and is lost", id)
+			}
+		}
+	}
+	if may.lost > 0 && lost > may.lost {
+		f.t.Errorf("%d accepted runs are lost", lost)
+	}
+	f.t.Logf("%d turns were accepted, %d lost; they ended as %v; callers repeated %d requests", len(f.book.runs), lost, states, f.errors.Load())
+}
+
+// lateness is how much later than its caller's death a call may be noticed by
+// the tool's server: it was under way.
+const lateness = time.Second
+
+// checkTools compares what the tools were sent with the steps.
+func (f *fleet) checkTools(may leave) {
+	f.t.Helper()
+	type row struct {
+		CallID   string
+		Status   string
+		Finished *time.Time
+		Failed   bool
+	}
+	rows, err := f.pool.Query(f.limited(), `SELECT call_id, status::text, finished_at AS finished, output -> 'error' IS NOT NULL AS failed FROM step WHERE kind = 'tool'`)
+	if err != nil {
+		f.t.Error(err)
+		return
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
+	if err != nil {
+		f.t.Error(err)
+		return
+	}
+	steps := map[string]row{}
+	for _, r := range found {
+		steps[r.CallID] = r
+	}
+	byCall, places := map[string][]toolCall{}, map[string]string{}
+	total := 0
+	for _, c := range f.tools.all() {
+		total++
+		byCall[c.Call] = append(byCall[c.Call], c)
+		if first, ok := places[c.At]; ok && first != c.Call && may.lost == 0 {
+			f.t.Errorf("place %s was reached twice, by calls %s and %s: a completed model call was made again", c.At, first, c.Call)
+		}
+		places[c.At] = c.Call
+	}
+	repeats := 0
+	for id, calls := range byCall {
+		repeats += len(calls) - 1
+		s, known := steps[id]
+		if !known && may.lost == 0 {
+			f.t.Errorf("call %s from %s left before its start was stored", id, calls[0].At)
+		}
+		for _, c := range calls {
+			if c.Key == "" || c.Key != calls[0].Key {
+				f.t.Errorf("call %s from %s was made with the keys %q and %q", id, c.At, calls[0].Key, c.Key)
+			}
+			if known && s.Finished != nil && c.Begun.After(s.Finished.Add(lateness)) && c.Tool == again && !may.late {
+				f.t.Errorf("call %s from %s was made %s after its step was done", id, c.At, c.Begun.Sub(*s.Finished))
+			}
+		}
+		if calls[0].Tool == once && len(calls) > 1 {
+			f.t.Errorf("call %s from %s may be made once and was made %d times", id, calls[0].At, len(calls))
+		}
+	}
+	for id, s := range steps {
+		if s.Status == "done" && !s.Failed && len(byCall[id]) == 0 {
+			f.t.Errorf("call %s has a result and was never made", id)
+		}
+	}
+	f.t.Logf("the tools were called %d times, %d of them repeats under the same key", total, repeats)
+}
+
+// watch looks at the rows all the time until stop: what is always so must be,
+// final runs must stay as they are, and more, if given, must find nothing. A
+// database that does not answer has nothing to say.
+func (f *fleet) watch(every time.Duration, more ...func(context.Context) (string, error)) (stop func()) {
+	ctx, cancel := context.WithCancel(f.t.Context())
+	always, _ := brokenSQL()
+	finals := map[string]string{}
+	looks := 0
+	look := func() {
+		asking, done := context.WithTimeout(ctx, 10*time.Second)
+		defer done()
+		list, err := f.broken(asking, always)
+		if err != nil {
+			return
+		}
+		looks++
+		for _, ask := range more {
+			if what, err := ask(asking); err == nil && what != "" {
+				list = append(list, what)
+			}
+		}
+		rows, err := f.pool.Query(asking, `SELECT id::text, concat_ws(' ', state, end_reason, finished_at, md5(result::text), md5(error::text)) FROM run WHERE finished_at IS NOT NULL`)
+		if err == nil {
+			var id, end string
+			_, _ = pgx.ForEachRow(rows, []any{&id, &end}, func() error {
+				if was, ok := finals[id]; ok && was != end {
+					list = append(list, fmt.Sprintf("a final run never changes: not so %s, %s and then %s", id, was, end))
+				}
+				finals[id] = end
+				return nil
+			})
+		}
+		if len(list) > 0 {
+			f.t.Errorf("while it ran: %s", strings.Join(list, "\n"))
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for pause(ctx, every) && !f.t.Failed() {
+			look()
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+		f.t.Logf("the rows were looked at %d times meanwhile", looks)
+	}
+}
