@@ -55,8 +55,10 @@ func hot(c *pgx.ConnConfig) {
 		c.RuntimeParams[setting] = "off"
 	}
 	c.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
-	// A server whose client is gone without a word must not keep its locks.
-	c.RuntimeParams["idle_in_transaction_session_timeout"] = "60s"
+	// A server whose client is gone without a word, or stands still, must not keep
+	// its locks: others wait for the rows once they may take the client's runs,
+	// which is a lease later. Between two statements of a unit lie milliseconds.
+	c.RuntimeParams["idle_in_transaction_session_timeout"] = "5s"
 	c.RuntimeParams["tcp_user_timeout"] = "30s"
 }
 

@@ -454,9 +454,15 @@ func (s *seat) work(id uuid.UUID, queue string) {
 	s.carry(run)
 }
 
-// renudge passes a nudge on that this worker fetched and may not claim.
+// renudge passes a nudge on that this worker fetched and may not claim. A
+// worker that lost its lease must end its work within stopWithin, and what it
+// cannot pass on the reaper finds.
 func (s *seat) renudge(id uuid.UUID) {
-	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
+	within := stopWithin
+	if s.member.ctx.Err() != nil {
+		within = lastWrite
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	if _, err := s.w.Runs.Renudge(ctx, jobs.Ref{ID: id}); err != nil {
 		s.w.Log.Warn("pass on a nudge", "run_id", id, "error", err)
