@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -213,11 +212,17 @@ func (f *fleet) trySend(ctx context.Context, c *client.Client, m message) (*sent
 	f.book.unanswered[key] = true
 	f.book.mu.Unlock()
 	var r client.Accepted
-	err := c.Call(ctx, "agent.request", map[string]any{
-		"sessionId": m.session, "agentId": agentName, "content": map[string]string{"text": m.text}, "idempotencyKey": key,
-	}, &r, client.Key(key))
-	if err != nil {
-		return nil, fmt.Errorf("send to %s: %w", m.session, err)
+	for {
+		err := c.Call(ctx, "agent.request", map[string]any{
+			"sessionId": m.session, "agentId": agentName, "content": map[string]string{"text": m.text}, "idempotencyKey": key,
+		}, &r, client.Key(key))
+		if err == nil {
+			break
+		}
+		var refused *client.Error
+		if !errors.As(err, &refused) || refused.Code != client.CodeBusy || !pause(ctx, 50*time.Millisecond) { // a full lane is no fault
+			return nil, fmt.Errorf("send to %s: %w", m.session, err)
+		}
 	}
 	s := &sent{message: m, id: strings.TrimPrefix(r.RunID, "run_"), seq: r.Seq}
 	f.book.mu.Lock()
@@ -260,21 +265,6 @@ func (f *fleet) holder(id string) (worker string, pid int) {
 		require.NoError(f.t, err)
 	}
 	return worker, pid
-}
-
-// killHolder kills the process that carries a run, and waits for its end.
-func (f *fleet) killHolder(id string) (victim *process, pid int) {
-	f.t.Helper()
-	_, pid = f.holder(id)
-	if pid == 0 {
-		return nil, 0
-	}
-	victim = f.byPID(pid)
-	_ = syscall.Kill(pid, syscall.SIGKILL)
-	if victim != nil {
-		<-victim.done
-	}
-	return victim, pid
 }
 
 // byPID finds a process that the fleet started; the children of its workers

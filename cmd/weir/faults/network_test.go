@@ -10,17 +10,24 @@ import (
 	"github.com/weir-run/weir/client"
 )
 
+// takenWithin is how long after a partition others have all runs of the one cut
+// off: the lease, or what the server leaves an open transaction (5 s), and time
+// to claim on a busy machine.
+const takenWithin = 5*time.Second + 7*time.Second
+
 // partition cuts a worker off from the database in several ways, with calls in
 // its hands. It must let go of them before others may take its runs.
 func partition(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		always bool
+		inside bool // a transaction
 		cut    func(*proxy)
 	}{
-		{"Drop", true, (*proxy).drop},
-		{"Hold", true, (*proxy).hold}, // what was said arrives when the partition heals
-		{"HalfOpen", false, (*proxy).halfOpen},
+		{"Drop", true, false, (*proxy).drop},
+		{"HoldInsideATransaction", true, true, (*proxy).hold}, // what was said arrives when the partition heals
+		{"Hold", false, false, (*proxy).hold},
+		{"HalfOpen", false, false, (*proxy).halfOpen},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if !all && !c.always {
@@ -41,17 +48,23 @@ func partition(t *testing.T) {
 				f.send(say(line(once, hangsOnce))),
 				f.send(say("!sleep 4s\n")),
 			}
-			for range 4 {
-				m, _ := chain(40, again, once)
-				list = append(list, f.send(m))
-			}
 			<-came
 			<-cameOnce
 			for _, s := range list {
 				f.running(s)
 			}
-			pause(t.Context(), f.random.between(0, heartbeat))
 			f.worker()
+			for range 8 { // some of them are in its hands, at any point
+				m, _ := chain(60, again, once)
+				list = append(list, f.send(m))
+			}
+			pause(t.Context(), f.random.between(0, heartbeat))
+			if c.inside {
+				proxy.delay(400, 0) // now a transaction takes that long between two statements
+				f.until(stepLimit, "the worker is inside a transaction with rows locked", func() bool {
+					return f.is(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle in transaction')`, w.name)
+				})
+			}
 			c.cut(proxy)
 			cut := time.Now()
 			f.until(stepLimit, "the hanging call is made again elsewhere", func() bool { return len(f.tools.from(hangs)) == 2 })
@@ -63,7 +76,12 @@ func partition(t *testing.T) {
 			require.Less(t, f.tools.from(hangsOnce)[0].Gone.Sub(cut), lease+heartbeat)
 			t.Logf("the worker let go of its calls %s after the cut, another made one again after %s; the lease is %s",
 				fenced.Round(time.Millisecond), repeated.Round(time.Millisecond), lease)
+			others := f.until(stepLimit, "others have all its runs", func() bool {
+				return f.is(`SELECT NOT EXISTS (SELECT FROM run WHERE worker_id = $1)`, w.ready.WorkerID)
+			})
+			require.Less(t, time.Since(cut), takenWithin, "a transaction of the one cut off must not keep its runs for long")
 			f.ended(list...)
+			t.Logf("others had all its runs %s later; all ended %s after the cut", others.Round(time.Millisecond), time.Since(cut).Round(time.Millisecond))
 			proxy.heal()
 			healed := time.Now()
 			f.until(stepLimit, "the worker is back", func() bool {
