@@ -7,8 +7,11 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 LDFLAGS  := -s -w -X main.version=$(VERSION)
 LINT     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZTIME ?= 5m
+DURATION ?= 30m
+SEED     ?=
+FAULTS    = WEIR_FAULTS_SEED=$(SEED) WEIR_FAULTS_BINARY=$(CURDIR)/$(BIN) $(GO) test ./cmd/weir/faults -count 1 -v
 
-.PHONY: dev build test check generate lint fmt bench deploy-check faults fuzz clean postgres
+.PHONY: dev build test check generate lint fmt bench deploy-check faults soak fuzz clean postgres
 
 ## dev: run everything in one process, with a private Postgres in ./.weir
 dev: postgres build
@@ -45,6 +48,14 @@ bench: postgres build
 deploy-check: build
 	@sh .ci/promtool.sh
 	cd deploy/check && $(GO) vet ./... && WEIR_BINARY=$(CURDIR)/$(BIN) $(GO) test -timeout 10m ./...
+
+## faults: processes, connections and servers fail; every promise holds (docs/faults.md)
+faults: postgres build
+	WEIR_FAULTS=1 $(FAULTS) -timeout 15m -run 'TestFaults$(if $(ROW),/$(ROW))'
+
+## soak: drawn faults under load for DURATION, from SEED
+soak: postgres build
+	WEIR_FAULTS_SOAK=$(DURATION) $(FAULTS) -timeout 0 -run TestSoak
 
 ## fuzz: the hostile edge, FUZZTIME each
 fuzz:

@@ -230,11 +230,15 @@ func (q *Queries) AdmissionHeads(ctx context.Context, db DBTX, arg AdmissionHead
 }
 
 const admissionInFlight = `-- name: AdmissionInFlight :many
-SELECT r.queue, r.tenant_id, r.agent, count(*) AS n FROM (
-    SELECT queue, tenant_id, agent FROM run WHERE state = 'running'
-    UNION ALL
-    SELECT queue, tenant_id, agent FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) r
-GROUP BY r.queue, r.tenant_id, r.agent
+SELECT h.queue::text AS queue, h.tenant_id, h.agent, count(*) AS n FROM (
+    SELECT CASE WHEN r.queue <> 'suspect' THEN r.queue
+                ELSE CASE r.kind WHEN 'spawn' THEN 'spawns' WHEN 'graph_node' THEN 'graphs' WHEN 'wake_gate' THEN 'gates'
+                                 WHEN 'memory_sweep' THEN 'memory' WHEN 'delivery' THEN 'delivery' ELSE 'turns' END END AS queue,
+           r.tenant_id, r.agent
+    FROM (SELECT queue, kind, tenant_id, agent FROM run WHERE state = 'running'
+          UNION ALL
+          SELECT queue, kind, tenant_id, agent FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) r) h
+GROUP BY h.queue, h.tenant_id, h.agent
 `
 
 type AdmissionInFlightRow struct {
@@ -244,7 +248,8 @@ type AdmissionInFlightRow struct {
 	N        int64
 }
 
-// What runs or is about to, of the limited scopes: the slots they hold.
+// What runs or is about to, of the limited scopes: the slots they hold. A
+// suspect keeps that of its own queue, to which it returns with its next step.
 func (q *Queries) AdmissionInFlight(ctx context.Context, db DBTX) ([]AdmissionInFlightRow, error) {
 	rows, err := db.Query(ctx, admissionInFlight)
 	if err != nil {

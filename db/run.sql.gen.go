@@ -140,7 +140,7 @@ WITH oldest AS MATERIALIZED (
 ), in_hand AS MATERIALIZED (
     SELECT (j.args ->> 'run_id')::uuid AS run_id
     FROM river_job j JOIN worker w ON w.id::text = j.attempted_by[array_upper(j.attempted_by, 1)]
-    WHERE j.state = 'running' AND w.state IN ('live', 'draining')
+    WHERE j.state = 'running' AND w.state IN ('live', 'draining') AND j.attempted_at > clock_timestamp() - interval '10 seconds'
 )
 SELECT r.id, r.session_id, r.parent_run_id
 FROM oldest o CROSS JOIN LATERAL (
@@ -167,7 +167,9 @@ type RunAdmittedUnclaimedRow struct {
 
 // Admitted runs nobody claimed although their nudge is older than 5 s * 2^n
 // and than every job that still waits in their queue, and no live worker has
-// it in hand: it is lost.
+// it in hand: it is lost. A worker claims what it has fetched, or gives up,
+// within 10 s (giveUpAfter in jobs/committer.go); one that has had a job for
+// longer does not know of it: the answer to its fetch was lost.
 func (q *Queries) RunAdmittedUnclaimed(ctx context.Context, db DBTX, arg RunAdmittedUnclaimedParams) ([]RunAdmittedUnclaimedRow, error) {
 	rows, err := db.Query(ctx, runAdmittedUnclaimed, arg.MaxRows, arg.Queues)
 	if err != nil {

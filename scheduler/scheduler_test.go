@@ -257,6 +257,29 @@ func TestSweeper(t *testing.T) {
 		require.NoError(t, f.pool.QueryRow(f.ctx, `SELECT count(*) FROM river_job WHERE state = 'available'`).Scan(&n))
 		require.Equal(t, 1, n)
 	})
+	t.Run("NudgesAgainWhatAWorkerFetchedWithoutAnAnswer", func(t *testing.T) { // its commit came, and the connection broke
+		t.Parallel()
+		f := setup(t)
+		w := f.body(time.Hour, false)
+		fetched := func(ago string) uuid.UUID {
+			run := f.claimed(w.id)
+			_, err := f.runs.Advance(f.ctx, run, jobs.Advance{Release: &jobs.Release{}})
+			require.NoError(t, err)
+			f.exec(`UPDATE river_job SET state = 'running', attempt = 1, attempted_by = ARRAY[$1::text], attempted_at = clock_timestamp() - $2::interval
+				WHERE args ->> 'run_id' = $3 AND state = 'available'`, w.id.String(), ago, run.ID.String())
+			return run.ID
+		}
+		lost, inHand := fetched("11 seconds"), fetched("2 seconds")
+		f.exec(`UPDATE run SET nudged_at = nudged_at - interval '1 minute'`)
+		s := sweeper(f)
+		f.eventually("nudged", func() bool { return s.Repairs()[RepairNudge] == 1 })
+		available := func(id uuid.UUID) (n int) {
+			require.NoError(t, f.pool.QueryRow(f.ctx, `SELECT count(*) FROM river_job WHERE state = 'available' AND args ->> 'run_id' = $1`, id.String()).Scan(&n))
+			return n
+		}
+		require.Equal(t, 1, available(lost))
+		require.Zero(t, available(inHand))
+	})
 	t.Run("LeavesWhatWaitsForASlotAlone", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

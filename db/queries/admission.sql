@@ -56,12 +56,17 @@ CROSS JOIN LATERAL (
     ORDER BY r.ready_at, r.id LIMIT f.most) h;
 
 -- name: AdmissionInFlight :many
--- What runs or is about to, of the limited scopes: the slots they hold.
-SELECT r.queue, r.tenant_id, r.agent, count(*) AS n FROM (
-    SELECT queue, tenant_id, agent FROM run WHERE state = 'running'
-    UNION ALL
-    SELECT queue, tenant_id, agent FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) r
-GROUP BY r.queue, r.tenant_id, r.agent;
+-- What runs or is about to, of the limited scopes: the slots they hold. A
+-- suspect keeps that of its own queue, to which it returns with its next step.
+SELECT h.queue::text AS queue, h.tenant_id, h.agent, count(*) AS n FROM (
+    SELECT CASE WHEN r.queue <> 'suspect' THEN r.queue
+                ELSE CASE r.kind WHEN 'spawn' THEN 'spawns' WHEN 'graph_node' THEN 'graphs' WHEN 'wake_gate' THEN 'gates'
+                                 WHEN 'memory_sweep' THEN 'memory' WHEN 'delivery' THEN 'delivery' ELSE 'turns' END END AS queue,
+           r.tenant_id, r.agent
+    FROM (SELECT queue, kind, tenant_id, agent FROM run WHERE state = 'running'
+          UNION ALL
+          SELECT queue, kind, tenant_id, agent FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) r) h
+GROUP BY h.queue, h.tenant_id, h.agent;
 
 -- name: AdmissionAdmit :many
 -- Admits those among the runs that still wait and that nobody holds. It locks

@@ -108,8 +108,7 @@ func failover(t *testing.T) {
 			answered := len(f.book.runs)
 			f.book.mu.Unlock()
 			began := time.Now()
-			require.NoError(t, syscall.Kill(s.pid(), syscall.SIGKILL)) // and its machine is lost
-			<-s.cluster.Done()
+			s.lose(t)
 			f.proxy.to(replica.address)
 			replica.promote(t)
 			f.pool.Close()
@@ -332,6 +331,25 @@ func duplicateDelivery(t *testing.T) {
 	require.Zero(t, one[int](f, `SELECT coalesce(sum(losses), 0) FROM run`))
 }
 
+// lostFetch has a worker fetch a job, with the commit done and its answer lost:
+// the database says that a live worker has it, and the worker knows nothing.
+func lostFetch(t *testing.T) {
+	f := newFleet(t)
+	f.judge()
+	f.api()
+	w := f.worker()
+	f.ended(f.send(say("")))
+	w.signal(syscall.SIGSTOP)
+	s := f.send(say(line(once, label("at"))))
+	f.until(stepLimit, "the run has its job", func() bool {
+		return f.exec(`UPDATE river_job SET state = 'running', attempt = 1, attempted_at = clock_timestamp(), attempted_by = ARRAY[$2::text]
+			WHERE args ->> 'run_id' = $1 AND state = 'available'`, s.id, w.ready.WorkerID) == 1
+	})
+	w.signal(syscall.SIGCONT)
+	t.Logf("the run went on and ended %s after its fetch was lost", f.ended(s).Round(100*time.Millisecond))
+	f.promises(leave{repairs: true})
+}
+
 // cancelRaces cancels runs at any moment of their lives, while workers die.
 func cancelRaces(t *testing.T) {
 	f := newFleet(t)
@@ -399,7 +417,7 @@ func cancelRaces(t *testing.T) {
 func killTree(t *testing.T) {
 	f := newFleet(t)
 	a := f.api()
-	config := []byte(`{"name": "spawning", "tools": [{"type": "builtin", "name": "session_spawn"}], "limits": {"maxDepth": 5, "maxChildren": 10, "maxTreeRuns": 1000}}`)
+	config := []byte(`{"name": "spawning", "tools": [{"type": "builtin", "name": "session_spawn"}]}`)
 	if _, err := a.client.CreateAgent(f.limited(), config, "spawning"); err != nil {
 		t.Skipf("agents cannot spawn yet: %v; jobs/fault_test.go races kill and spawn without processes", err)
 	}

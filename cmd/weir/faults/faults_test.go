@@ -31,6 +31,7 @@ var rows = []struct {
 	{"RIVER-09ListenersAreDeaf", 2 * time.Minute, false, deafListeners},
 	{"RIVER-07BackendsAreTerminated", 2 * time.Minute, true, terminateBackends},
 	{"RIVER-13DuplicateDelivery", 2 * time.Minute, true, duplicateDelivery},
+	{"RIVER-13FetchWithoutAnAnswer", 2 * time.Minute, false, lostFetch},
 	{"RIVER-19FC-25BacklogDelaysNobodyElse", 2 * time.Minute, false, backlog},
 	{"RIVER-20LongSnapshot", 2 * time.Minute, false, longSnapshot},
 	{"RIVER-21LockedJobTable", 2 * time.Minute, false, lockedJobs},

@@ -126,7 +126,7 @@ func parkedRuns(t *testing.T) {
 		return gauge{f.metric(w, "process_resident_memory_bytes") / (1 << 20), f.metric(w, "go_goroutines")}
 	}
 	before := gaugeOf()
-	hold := 60 * time.Second // so that all are parked at once
+	hold := 100 * time.Second // so that all are parked at once
 	var wg sync.WaitGroup
 	began := time.Now()
 	for i := range 32 {

@@ -37,6 +37,7 @@ type server struct {
 	config  cluster.Config
 	cluster *cluster.Cluster
 	log     *tail
+	lost    bool // killed for good
 }
 
 // shared is the server of the rows that leave it alone.
@@ -76,7 +77,7 @@ func newServer(t *testing.T, more map[string]string) *server {
 	s, err := startServer(filepath.Join(t.TempDir(), "data"), more)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := s.stop(); err != nil {
+		if err := s.stop(); err != nil && !s.lost {
 			t.Errorf("stop Postgres: %v", err)
 		}
 	})
@@ -200,6 +201,14 @@ func (s *server) restart(t *testing.T, how syscall.Signal, down time.Duration) {
 	_ = s.cluster.Stop(ctx) // it says that the server ended by itself
 	pause(ctx, down)
 	require.NoError(t, s.start(ctx), "%s", s.log)
+}
+
+// lose kills the server as if its machine were gone.
+func (s *server) lose(t *testing.T) {
+	t.Helper()
+	s.lost = true
+	require.NoError(t, syscall.Kill(s.pid(), syscall.SIGKILL))
+	<-s.cluster.Done()
 }
 
 // freeze stops every process of the server, and lets them go on later.

@@ -11,6 +11,26 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// facts is what the queries below have in common: one pass over each table,
+// since no index serves questions about everything.
+const facts = `
+	WITH e AS MATERIALIZED (
+	    SELECT run_id, count(*) FILTER (WHERE last) AS lasts, min(type) FILTER (WHERE last) AS last, min(seq) FILTER (WHERE last) AS last_seq,
+	           max(seq) FILTER (WHERE type NOT IN ('agent.usage', 'agent.status')) AS other_seq, count(*) FILTER (WHERE type = 'agent.usage') AS usages,
+	           min(seq) FILTER (WHERE type = 'agent.status' AND content ->> 'phase' = 'thinking') AS began_seq
+	    FROM (SELECT *, type IN ('agent.response', 'agent.clarify', 'agent.error') AS last FROM event) event GROUP BY run_id),
+	st AS MATERIALIZED (
+	    SELECT run_id, count(*) FILTER (WHERE status = 'done') AS done, count(*) FILTER (WHERE status = 'done' AND kind = 'model') AS models, max(epoch) AS epoch
+	    FROM step GROUP BY run_id),
+	u AS MATERIALIZED (SELECT run_id, count(*) AS n, count(DISTINCT split_part(call_id, '.', 1)) AS models FROM usage GROUP BY run_id),
+	us AS MATERIALIZED (SELECT session_id, sum(input) AS input FROM usage GROUP BY session_id),
+	lane AS MATERIALIZED (
+	    SELECT session_id, array_agg(id) FILTER (WHERE executes) AS executing, count(*) FILTER (WHERE state = 'queued' AND NOT executes) AS waiting
+	    FROM (SELECT session_id, id, state, state IN ('running', 'waiting') OR state = 'queued' AND coalesce(ready_at, admitted_at) IS NOT NULL AS executes
+	          FROM run WHERE in_lane AND state < 'completed') r GROUP BY session_id),
+	children AS MATERIALIZED (SELECT parent_run_id AS id, count(*) AS open FROM run WHERE state < 'completed' AND parent_run_id IS NOT NULL GROUP BY 1)
+	`
+
 // broken is what must never be found in the rows, one query for each promise;
 // it returns what breaks it. Each holds in every snapshot, whatever is going
 // on, unless it is of a fleet at rest.
@@ -23,39 +43,34 @@ var broken = []struct {
 		SELECT s.id::text FROM session s LEFT JOIN (SELECT session_id, count(*) AS n, min(seq) AS lo, max(seq) AS hi FROM event GROUP BY 1) x ON x.session_id = s.id
 		WHERE x.n IS DISTINCT FROM s.event_seq OR x.hi <> s.event_seq OR x.lo <> 1`},
 	{"a run has one last event once it has ended, which says how, and none before", false, `
-		SELECT r.id::text FROM run r LEFT JOIN (SELECT run_id, count(*) AS n, min(type) AS type FROM event
-			WHERE type IN ('agent.response', 'agent.clarify', 'agent.error') GROUP BY 1) last ON last.run_id = r.id
-		WHERE coalesce(last.n, 0) <> CASE WHEN r.state >= 'completed' THEN 1 ELSE 0 END
-		   OR last.type = 'agent.error' AND r.state = 'completed' OR last.type <> 'agent.error' AND r.state <> 'completed'`},
-	{"nothing of a turn follows its last event but usage and status", false, `
-		SELECT e.run_id::text FROM event e JOIN event last ON last.run_id = e.run_id AND last.type IN ('agent.response', 'agent.clarify', 'agent.error')
-		WHERE e.seq > last.seq AND e.type NOT IN ('agent.usage', 'agent.status')`},
+		SELECT r.id::text FROM run r LEFT JOIN e ON e.run_id = r.id
+		WHERE coalesce(e.lasts, 0) <> CASE WHEN r.state >= 'completed' THEN 1 ELSE 0 END
+		   OR e.last = 'agent.error' AND r.state = 'completed' OR e.last <> 'agent.error' AND r.state <> 'completed'`},
+	{"nothing of a turn follows its last event but usage and status", false, `SELECT run_id::text FROM e WHERE other_seq > last_seq`},
 	{"the usage of a call is stored once, with one event, and counted once", false, `
-		SELECT r.id::text FROM run r WHERE (SELECT count(*) FROM usage u WHERE u.run_id = r.id) <> (SELECT count(*) FROM event e WHERE e.run_id = r.id AND e.type = 'agent.usage')
-		UNION ALL SELECT s.id::text FROM session s WHERE s.input_tokens <> (SELECT coalesce(sum(u.input), 0) FROM usage u WHERE u.session_id = s.id)`},
-	{"a model call that is stored has its usage", false, `
-		SELECT st.run_id || ' step ' || st.seq FROM step st WHERE st.kind = 'model' AND st.status = 'done'
-		AND NOT EXISTS (SELECT FROM usage u WHERE u.run_id = st.run_id AND starts_with(u.call_id, st.seq || '.'))`},
+		SELECT r.id::text FROM run r LEFT JOIN u ON u.run_id = r.id LEFT JOIN e ON e.run_id = r.id WHERE coalesce(u.n, 0) <> coalesce(e.usages, 0)
+		UNION ALL SELECT s.id::text FROM session s LEFT JOIN us ON us.session_id = s.id WHERE s.input_tokens <> coalesce(us.input, 0)`},
+	{"a model call that is stored has its usage", false, `SELECT st.run_id::text FROM st LEFT JOIN u ON u.run_id = st.run_id WHERE st.models > coalesce(u.models, 0)`},
 	{"a session has one executing turn at most, its head", false, `
-		SELECT s.id::text FROM session s WHERE
-			ARRAY(SELECT r.id FROM run r WHERE r.session_id = s.id AND r.in_lane AND (r.state IN ('running', 'waiting') OR r.state = 'queued' AND coalesce(r.ready_at, r.admitted_at) IS NOT NULL))
-			<> CASE WHEN s.head_run_id IS NULL THEN '{}' ELSE ARRAY[s.head_run_id] END`},
+		SELECT s.id::text FROM session s LEFT JOIN lane l ON l.session_id = s.id
+		WHERE coalesce(l.executing, '{}') <> CASE WHEN s.head_run_id IS NULL THEN '{}' ELSE ARRAY[s.head_run_id] END`},
 	{"session.queued counts the turns that wait for their lane", false, `
-		SELECT s.id::text FROM session s WHERE s.queued <> (SELECT count(*) FROM run r WHERE r.session_id = s.id AND r.in_lane AND r.state = 'queued' AND coalesce(r.ready_at, r.admitted_at) IS NULL)`},
+		SELECT s.id::text FROM session s LEFT JOIN lane l ON l.session_id = s.id WHERE s.queued <> coalesce(l.waiting, 0)`},
 	{"a lane keeps its order", false, `
-		WITH began AS (SELECT run_id, min(seq) AS seq FROM event WHERE type = 'agent.status' AND content ->> 'phase' = 'thinking' GROUP BY 1)
-		SELECT late.id::text FROM began early RIGHT JOIN run old ON old.id = early.run_id JOIN run late USING (session_id) JOIN began l ON l.run_id = late.id
-		WHERE old.request_seq < late.request_seq AND (early.seq > l.seq OR early.seq IS NULL AND old.state < 'completed')`},
+		SELECT id::text FROM (
+		    SELECT r.id, e.began_seq, max(CASE WHEN e.began_seq IS NOT NULL THEN e.began_seq WHEN r.state < 'completed' THEN 9e18 END)
+		           OVER (PARTITION BY r.session_id ORDER BY r.request_seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS earlier
+		    FROM run r LEFT JOIN e ON e.run_id = r.id WHERE r.in_lane) x
+		WHERE began_seq < earlier`},
 	{"a run is admitted or waits for it, never both", false, `SELECT r.id::text FROM run r WHERE r.ready_at IS NOT NULL AND (r.admitted_at IS NOT NULL OR r.worker_id IS NOT NULL)`},
 	{"a run waits if and only if it has a wait", false, `
 		SELECT coalesce(r.id, w.run_id)::text FROM (SELECT * FROM run WHERE state = 'waiting') r
 		FULL JOIN wait w ON w.run_id = r.id WHERE r.waits_for IS DISTINCT FROM w.kind`},
 	{"open_children counts the children that have not ended", false, `
-		SELECT r.id::text FROM run r WHERE r.state < 'completed' AND r.open_children <> (SELECT count(*) FROM run c WHERE c.parent_run_id = r.id AND c.state < 'completed')`},
+		SELECT r.id::text FROM run r LEFT JOIN children c ON c.id = r.id WHERE r.state < 'completed' AND r.open_children <> coalesce(c.open, 0)`},
 	{"a run's counts are never ahead of its steps", false, `
-		SELECT r.id::text FROM run r WHERE r.steps > (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done')
-		OR r.model_calls > (SELECT count(*) FROM step st WHERE st.run_id = r.id AND st.status = 'done' AND st.kind = 'model')`},
-	{"a step is stored under an epoch of its run", false, `SELECT st.run_id || ' step ' || st.seq FROM step st JOIN run r ON r.id = st.run_id WHERE st.epoch > r.epoch`},
+		SELECT r.id::text FROM run r LEFT JOIN st ON st.run_id = r.id WHERE r.steps > coalesce(st.done, 0) OR r.model_calls > coalesce(st.models, 0)`},
+	{"a step is stored under an epoch of its run", false, `SELECT r.id::text FROM run r JOIN st ON st.run_id = r.id WHERE st.epoch > r.epoch`},
 	{"a killed tree has ended", false, `SELECT r.id::text FROM run r JOIN run root ON root.id = r.root_run_id WHERE root.killed_at IS NOT NULL AND r.state < 'completed'`},
 	{"a sub-agent's run does not outlive the cancel of its parent", true, `
 		SELECT r.id::text FROM run r JOIN run parent ON parent.id = r.parent_run_id WHERE parent.state = 'cancelled' AND r.state < 'completed'`},
@@ -66,7 +81,8 @@ var broken = []struct {
 	{"every dead worker is reaped", true, `SELECT id::text FROM worker WHERE state = 'dead'`},
 	{"every run has ended", true, `SELECT id || ' is ' || state FROM run WHERE finished_at IS NULL`},
 	{"no session waits for anybody", true, `SELECT id::text FROM session WHERE head_run_id IS NOT NULL OR queued <> 0`},
-	{"no job is left at work", true, `SELECT id || ' is ' || state FROM river_job WHERE state NOT IN ('completed', 'discarded', 'cancelled')`},
+	// One whose fetch had no answer stays with its worker until that ends.
+	{"no job is left to be fetched", true, `SELECT id::text FROM river_job WHERE state NOT IN ('running', 'completed', 'discarded', 'cancelled')`},
 }
 
 var brokenSQL = func() (always, atRest string) {
@@ -77,7 +93,7 @@ var brokenSQL = func() (always, atRest string) {
 				parts = append(parts, fmt.Sprintf("(SELECT %d AS i, v.what FROM (%s) AS v (what) LIMIT 5)", i, p.sql))
 			}
 		}
-		atRest = strings.Join(parts, " UNION ALL ")
+		atRest = facts + strings.Join(parts, " UNION ALL ")
 		if always == "" {
 			always = atRest
 		}
@@ -118,8 +134,10 @@ type leave struct {
 func (f *fleet) promises(may leave) {
 	f.t.Helper()
 	_, sql := brokenSQL()
+	began := time.Now()
+	f.exec(`ANALYZE run, session, event, step, usage, wait, worker, idempotency, river_job`)
 	var list []string
-	for began := time.Now(); ; { // nothing is due any more when nothing is found
+	for { // nothing is due any more when nothing is found
 		ctx, cancel := context.WithTimeout(f.t.Context(), stepLimit)
 		var err error
 		list, err = f.broken(ctx, sql)
@@ -136,6 +154,7 @@ func (f *fleet) promises(may leave) {
 		}
 		pause(f.t.Context(), 200*time.Millisecond)
 	}
+	f.t.Logf("at rest after %s", time.Since(began).Round(10*time.Millisecond))
 	f.checkAnswers(may)
 	f.checkTools(may)
 	if !may.repairs {
