@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
-
-	"github.com/weir-run/weir/db"
 )
 
 const (
@@ -45,12 +43,12 @@ type readyAnswer struct {
 	} `json:"checks"`
 }
 
-// serveReadyz says whether changes would be accepted: the database answers, its
-// schema is not older than ours, and the process is not about to end.
+// serveReadyz says whether changes should be sent here: the database answers, its
+// schema serves this binary, and the process is not about to end.
 func (s *Server) serveReadyz(c *gin.Context) {
 	var a readyAnswer
 	database, schema := s.checkDatabase(c.Request.Context())
-	a.Checks.Postgres.Healthy, a.Checks.Schema.Healthy, a.Checks.Draining = database == nil, schema == nil, s.draining.Load()
+	a.Checks.Postgres.Healthy, a.Checks.Schema.Healthy, a.Checks.Draining = database == nil, schema == nil, s.unready.Load()
 	status := http.StatusOK
 	a.Status = "ok"
 	if database != nil || schema != nil || a.Checks.Draining {
@@ -71,7 +69,7 @@ func (s *Server) checkDatabase(ctx context.Context) (database, schema error) {
 	defer cancel()
 	r.answer = s.pool.Ping(ctx)
 	if r.answer == nil && (r.schema != nil || time.Since(r.schemaAsked) > schemaFor) {
-		r.schema = s.checkSchema(ctx)
+		r.schema = s.config.Schema(ctx)
 		r.schemaAsked = time.Now()
 	}
 	if err := errors.Join(r.answer, r.schema); err != nil {
@@ -79,14 +77,4 @@ func (s *Server) checkDatabase(ctx context.Context) (database, schema error) {
 	}
 	r.asked = time.Now()
 	return r.answer, r.schema
-}
-
-// checkSchema accepts a schema that a later release has migrated: migrations
-// work with the release before them.
-func (s *Server) checkSchema(ctx context.Context) error {
-	err := s.config.Schema(ctx)
-	if e, ok := errors.AsType[*db.SchemaError](err); ok && len(e.Pending) == 0 {
-		return nil
-	}
-	return err
 }

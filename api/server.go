@@ -41,8 +41,8 @@ type Config struct {
 	Metrics prometheus.Gatherer
 	// Traces takes the spans of requests. Nil means that there are none.
 	Traces trace.TracerProvider
-	// Schema checks that the database's schema is this binary's. Nil means
-	// db.Validate with the URL of Pool.
+	// Schema checks that this binary works with the database's schema. Nil means
+	// db.Usable with the URL of Pool.
 	Schema func(context.Context) error
 	// MaxQueued is how many turns may wait in a session; 0 means 20 (RC-30).
 	MaxQueued int
@@ -77,6 +77,7 @@ type Server struct {
 	ready  readiness
 	keyed  chan struct{} // slots of calls with an idempotency key
 
+	unready   atomic.Bool // readyz says no
 	draining  atomic.Bool
 	waiting   context.Context // ends when callers may wait no longer
 	endWaits  context.CancelCauseFunc
@@ -100,7 +101,7 @@ func New(c Config) (*Server, error) {
 	}
 	if c.Schema == nil {
 		url := c.Pool.Config().ConnString()
-		c.Schema = func(ctx context.Context) error { return db.Validate(ctx, url) }
+		c.Schema = func(ctx context.Context) error { return db.Usable(ctx, url) }
 	}
 	if c.Metrics == nil {
 		r := prometheus.NewRegistry()
@@ -183,10 +184,15 @@ func errDraining() *rpc.Error { return rpc.NotAvailable("this process is shuttin
 // Handler serves everything.
 func (s *Server) Handler() http.Handler { return s.handler }
 
+// Unready makes readyz say no. Everything else goes on, so that load balancers
+// may take their time to notice.
+func (s *Server) Unready() { s.unready.Store(true) }
+
 // Drain makes readyz say no and refuses new changes. Whoever waits for a turn
 // may do so for Config.DrainWait.
 func (s *Server) Drain() {
 	s.drainOnce.Do(func() {
+		s.unready.Store(true)
 		s.draining.Store(true)
 		time.AfterFunc(s.config.DrainWait, func() { s.endWaits(errWaitOver) })
 	})

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,35 +61,6 @@ func (s MigrationState) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %03d %s", s.Source, s.Version, s.Name))
 }
 
-// SchemaError is what Validate returns when database and binary differ. The
-// schema is older when something is Pending, newer when something is Unknown,
-// and both when the two come from different branches.
-type SchemaError struct {
-	Pending []MigrationState
-	Unknown []MigrationState
-}
-
-func (e *SchemaError) Error() string {
-	var parts []string
-	if len(e.Pending) > 0 {
-		parts = append(parts, "the database's schema is older than this binary: not applied yet: "+
-			joinStates(e.Pending)+"; run `weir migrate up`")
-	}
-	if len(e.Unknown) > 0 {
-		parts = append(parts, "the database's schema is newer than this binary: applied by a later release: "+
-			joinStates(e.Unknown)+"; run that release")
-	}
-	return strings.Join(parts, "; and ")
-}
-
-func joinStates(states []MigrationState) string {
-	names := make([]string, len(states))
-	for i, s := range states {
-		names[i] = s.String()
-	}
-	return strings.Join(names, ", ")
-}
-
 // Migrate brings River's tables, then ours, to the state this binary knows. It
 // is safe to call from any number of processes at once, and costs two queries
 // when there is nothing to do. A database that a later release has migrated is
@@ -97,52 +69,27 @@ func joinStates(states []MigrationState) string {
 //
 // Each migration is a transaction of its own, unless its file says otherwise;
 // after an error the ones before it stay, and the next call goes on from there.
-// databaseURL must reach Postgres itself or a pooler in session mode, since the
-// lock belongs to a session.
+// It works through a pooler too, where a time limit of the role's may cut a
+// migration short.
 func Migrate(ctx context.Context, databaseURL string) error {
+	schema, err := Inspect(ctx, databaseURL)
+	if err != nil {
+		return err
+	}
+	if pending, _ := compareStates(schema.Migrations); len(pending) == 0 {
+		return nil
+	}
 	pool, err := migrationPool(ctx, databaseURL)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	states, err := migrationStates(ctx, pool)
-	if err != nil {
-		return err
-	}
-	if pending, _ := compareStates(states); len(pending) == 0 {
-		return nil
-	}
 	return withMigrationLock(ctx, databaseURL, func() error {
 		if err := migrateRiver(ctx, pool); err != nil {
 			return err
 		}
 		return migrateWeir(ctx, pool)
 	})
-}
-
-// MigrationStatus lists every migration that the binary or the database knows,
-// in the order of application. It changes nothing, not even in an empty
-// database.
-func MigrationStatus(ctx context.Context, databaseURL string) ([]MigrationState, error) {
-	pool, err := migrationPool(ctx, databaseURL)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	return migrationStates(ctx, pool)
-}
-
-// Validate returns nil when the database's schema is exactly the binary's, a
-// *SchemaError when it is older or newer, and another error when it cannot tell.
-func Validate(ctx context.Context, databaseURL string) error {
-	states, err := MigrationStatus(ctx, databaseURL)
-	if err != nil {
-		return err
-	}
-	if pending, unknown := compareStates(states); len(pending)+len(unknown) > 0 {
-		return &SchemaError{Pending: pending, Unknown: unknown}
-	}
-	return nil
 }
 
 // SchemaHash names the schema that Migrate makes: 16 hex digits over the text
@@ -171,16 +118,25 @@ func SchemaHash() string {
 
 // migrationPool opens the few connections that a migration needs. Time limits
 // that an operator has set for the role's ordinary queries must not cut a
-// migration short.
+// migration short; through a pooler they stay, since what is set there would be
+// another client's too.
 func migrationPool(ctx context.Context, databaseURL string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("parse database URL: %w", err)
 	}
+	pooled, err := Pooled(ctx, databaseURL)
+	if err != nil {
+		return nil, err
+	}
 	config.MinConns, config.MinIdleConns, config.MaxConns = 0, 0, 3
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
-		return err
+	if pooled {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	} else {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
+			return err
+		}
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
@@ -190,12 +146,18 @@ func migrationPool(ctx context.Context, databaseURL string) (*pgxpool.Pool, erro
 }
 
 // withMigrationLock runs do while it holds the migration lock. The lock has a
-// connection of its own, idle and outside any transaction meanwhile. It is
-// asked for again and again rather than waited for: a session that waits inside
-// pg_advisory_lock keeps its snapshot, and CREATE INDEX CONCURRENTLY in the
-// holder's migration would wait for that snapshot, for ever.
+// connection and a transaction of its own, idle meanwhile and without a
+// snapshot: CREATE INDEX CONCURRENTLY in a migration would wait for that, for
+// ever. Hence the simple protocol, since the portal of the other one keeps its
+// snapshot until the next statement; and hence the lock is asked for again and
+// again, since a session that waits inside pg_advisory_lock has a snapshot too.
 func withMigrationLock(ctx context.Context, databaseURL string, do func() error) (err error) {
-	conn, err := pgx.Connect(ctx, databaseURL)
+	config, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return fmt.Errorf("parse database URL: %w", err)
+	}
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return fmt.Errorf("connect for the migration lock: %w", err)
 	}
@@ -204,16 +166,19 @@ func withMigrationLock(ctx context.Context, databaseURL string, do func() error)
 		// a moment later.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		_, unlockErr := conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
+		_, unlockErr := conn.Exec(ctx, "ROLLBACK")
 		if unlockErr != nil && err == nil {
 			// Whoever cut this connection has freed the lock with it.
 			err = fmt.Errorf("lost the migration lock's connection: %w", unlockErr)
 		}
 		_ = conn.Close(ctx)
 	}()
+	if _, err := conn.Exec(ctx, "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"); err != nil {
+		return fmt.Errorf("take the migration lock: %w", err)
+	}
 	for {
 		var locked bool
-		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(migrationLock)).Scan(&locked); err != nil {
+		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", int64(migrationLock)).Scan(&locked); err != nil {
 			return fmt.Errorf("take the migration lock: %w", err)
 		}
 		if locked {
@@ -253,19 +218,19 @@ func migrateWeir(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return fmt.Errorf("prepare weir's migrations: %w", err)
 	}
-	if _, err := provider.Up(ctx); err != nil {
+	if _, err := provider.UpTo(ctx, Newest()); err != nil {
 		return fmt.Errorf("migrate weir's tables: %w", err)
 	}
 	return nil
 }
 
 // migrationStates joins what the binary has with what the database has.
-func migrationStates(ctx context.Context, pool *pgxpool.Pool) ([]MigrationState, error) {
-	rows, err := appliedMigrations(ctx, pool)
+func migrationStates(ctx context.Context, conn *pgx.Conn) ([]MigrationState, error) {
+	rows, err := appliedMigrations(ctx, conn)
 	if err != nil {
 		return nil, fmt.Errorf("read applied migrations: %w", err)
 	}
-	migrator, err := newRiverMigrator(pool)
+	migrator, err := newRiverMigrator(nil)
 	if err != nil {
 		return nil, fmt.Errorf("prepare river's migrations: %w", err)
 	}
@@ -273,17 +238,10 @@ func migrationStates(ctx context.Context, pool *pgxpool.Pool) ([]MigrationState,
 	for _, m := range migrator.AllVersions() {
 		known = append(known, MigrationState{Source: riverMigrations, Version: int64(m.Version), Name: m.Name, Known: true})
 	}
-	entries, err := fs.ReadDir(migrationFiles, "migrations") // sorted by name, hence by version
-	if err != nil {
-		return nil, err
-	}
-	for _, entry := range entries {
-		version, err := goose.NumericComponent(entry.Name())
-		if err != nil {
-			return nil, fmt.Errorf("migration file %s: %w", entry.Name(), err)
+	for _, m := range ourMigrations() {
+		if m.Version <= Newest() {
+			known = append(known, m)
 		}
-		_, name, _ := strings.Cut(strings.TrimSuffix(entry.Name(), path.Ext(entry.Name())), "_")
-		known = append(known, MigrationState{Source: weirMigrations, Version: version, Name: strings.ReplaceAll(name, "_", " "), Known: true})
 	}
 
 	var states []MigrationState
@@ -309,6 +267,23 @@ func migrationStates(ctx context.Context, pool *pgxpool.Pool) ([]MigrationState,
 	return states, nil
 }
 
+// ourMigrations are those of the embedded files, by version.
+var ourMigrations = sync.OnceValue(func() (all []MigrationState) {
+	entries, err := fs.ReadDir(migrationFiles, "migrations") // sorted by name, hence by version
+	if err != nil {
+		panic(fmt.Sprintf("read embedded migrations: %v", err))
+	}
+	for _, entry := range entries {
+		version, err := goose.NumericComponent(entry.Name())
+		if err != nil {
+			panic(fmt.Sprintf("migration file %s: %v", entry.Name(), err))
+		}
+		_, name, _ := strings.Cut(strings.TrimSuffix(entry.Name(), path.Ext(entry.Name())), "_")
+		all = append(all, MigrationState{Source: weirMigrations, Version: version, Name: strings.ReplaceAll(name, "_", " "), Known: true})
+	}
+	return all
+})
+
 func containsVersion(states []MigrationState, s MigrationState) bool {
 	for _, other := range states {
 		if other.Source == s.Source && other.Version == s.Version {
@@ -321,7 +296,7 @@ func containsVersion(states []MigrationState, s MigrationState) bool {
 // appliedMigrations reads both bookkeeping tables, by source, without creating
 // them. river_migration has no column "line" before River's fifth migration,
 // hence the detour over JSON.
-func appliedMigrations(ctx context.Context, pool *pgxpool.Pool) (map[string][]MigrationState, error) {
+func appliedMigrations(ctx context.Context, conn *pgx.Conn) (map[string][]MigrationState, error) {
 	bookkeeping := []struct{ source, table, query string }{
 		{riverMigrations, "river_migration", `SELECT version, created_at AS applied_at FROM river_migration m
 			WHERE coalesce(to_jsonb(m)->>'line', 'main') = 'main' ORDER BY version`},
@@ -331,13 +306,13 @@ func appliedMigrations(ctx context.Context, pool *pgxpool.Pool) (map[string][]Mi
 	applied := map[string][]MigrationState{}
 	for _, b := range bookkeeping {
 		var exists bool
-		if err := pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", b.table).Scan(&exists); err != nil {
+		if err := conn.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", b.table).Scan(&exists); err != nil {
 			return nil, err
 		}
 		if !exists {
 			continue
 		}
-		rows, err := pool.Query(ctx, b.query)
+		rows, err := conn.Query(ctx, b.query)
 		if err != nil {
 			return nil, err
 		}

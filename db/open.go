@@ -43,7 +43,45 @@ func OpenHot(ctx context.Context, url string, configure func(*pgxpool.Config)) (
 	})
 }
 
-// HotConfig is the same for a connection of its own; RegisterTypes it.
+// OpenPooled makes a pool that works through a pooler in transaction mode, where
+// each transaction may have another backend: nothing is prepared, and nothing
+// set that such a pooler refuses or another client would find. What OpenHot's
+// connections keep, Pipeline.Hot sets for one transaction.
+func OpenPooled(ctx context.Context, url string, configure func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	c, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("database url: %w", err)
+	}
+	c.AfterConnect = RegisterTypes
+	c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	if configure != nil {
+		configure(c)
+	}
+	return pgxpool.NewWithConfig(ctx, c)
+}
+
+// Pooled says whether url leads through a pooler: whoever greets there is not
+// the backend that carries the statements out. A pooler in session mode counts
+// too, since nothing tells the two apart for certain.
+func Pooled(ctx context.Context, url string) (bool, error) {
+	c, err := pgx.ParseConfig(url)
+	if err != nil {
+		return false, fmt.Errorf("database url: %w", err)
+	}
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(ctx, c)
+	if err != nil {
+		return false, fmt.Errorf("look for a pooler: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	var backend uint32
+	if err := conn.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&backend); err != nil {
+		return false, fmt.Errorf("look for a pooler: %w", err)
+	}
+	return backend != conn.PgConn().PID(), nil
+}
+
+// HotConfig is OpenHot for a connection of its own; RegisterTypes it.
 func HotConfig(c *pgx.ConnConfig) *pgx.ConnConfig {
 	c = c.Copy()
 	hot(c)
@@ -61,6 +99,10 @@ func hot(c *pgx.ConnConfig) {
 	c.RuntimeParams["idle_in_transaction_session_timeout"] = "5s"
 	c.RuntimeParams["tcp_user_timeout"] = "30s"
 }
+
+// hotLocal is what of that makes sense for a single transaction.
+const hotLocal = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+	set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), set_config('idle_in_transaction_session_timeout', '5s', true)`
 
 // RegisterTypes teaches conn to encode the slices of the unit's statements
 // without a look at each element's type, and UUIDs without their text form.

@@ -32,6 +32,17 @@ func (p *Pipeline) Begin(xid *string, now, clock *time.Time) {
 	p.batch.Queue(unitBegin).QueryRow(func(row pgx.Row) error { return row.Scan(xid, now, clock) })
 }
 
+// Hot gives the open transaction the settings of OpenHot, for a connection that
+// cannot keep them.
+func (p *Pipeline) Hot() { p.batch.Queue(hotLocal) }
+
+// BeginUnder opens a transaction that tries to take an advisory lock.
+func (p *Pipeline) BeginUnder(lock int64, got *bool) {
+	p.batch.Queue("BEGIN")
+	p.Hot()
+	p.batch.Queue("SELECT pg_try_advisory_xact_lock($1)", lock).QueryRow(func(row pgx.Row) error { return row.Scan(got) })
+}
+
 // Notify says payload on channel, in whose name {schema} is the schema of our
 // tables. RiverInserts is where River's producers listen.
 const (

@@ -23,6 +23,47 @@ func (q *Queries) ClockNow(ctx context.Context, db DBTX) (time.Time, error) {
 	return at, err
 }
 
+const dutyLeave = `-- name: DutyLeave :exec
+UPDATE duty SET until = '-infinity' WHERE name = $1 AND holder = $2
+`
+
+type DutyLeaveParams struct {
+	Name   string
+	Holder *uuid.UUID
+}
+
+func (q *Queries) DutyLeave(ctx context.Context, db DBTX, arg DutyLeaveParams) error {
+	_, err := db.Exec(ctx, dutyLeave, arg.Name, arg.Holder)
+	return err
+}
+
+const dutyTake = `-- name: DutyTake :execrows
+UPDATE duty SET holder = $1, until = clock_timestamp() + make_interval(secs => $2::float8)
+WHERE name = $3 AND (holder = $1 OR until < clock_timestamp()) AND pg_try_advisory_xact_lock($4::bigint)
+`
+
+type DutyTakeParams struct {
+	Holder  *uuid.UUID
+	Seconds float64
+	Name    string
+	LockKey int64
+}
+
+// Takes or renews a duty; no row: another process has it, by its row or, with a
+// session of its own, by the duty's lock.
+func (q *Queries) DutyTake(ctx context.Context, db DBTX, arg DutyTakeParams) (int64, error) {
+	result, err := db.Exec(ctx, dutyTake,
+		arg.Holder,
+		arg.Seconds,
+		arg.Name,
+		arg.LockKey,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const idempotencyPurge = `-- name: IdempotencyPurge :execrows
 DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency
     WHERE created_at < weir_now() - $1::bigint * interval '1 millisecond' LIMIT $2))
@@ -88,9 +129,10 @@ func (q *Queries) WorkerHeartbeat(ctx context.Context, db DBTX, id uuid.UUID) (s
 }
 
 const workerInsert = `-- name: WorkerInsert :one
-INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, solitary, lease_ms)
-VALUES ($1, $2, $3, $4, $5, coalesce($6::int[], '{}'), $7, $8, $9)
-RETURNING lock_key
+INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, solitary, lease_ms, wanted)
+VALUES ($1, $2, $3, $4, $5, coalesce($6::int[], '{}'), $7, $8, $9,
+        (SELECT b.wanted FROM worker b WHERE b.id = $10))
+RETURNING lock_key, coalesce(wanted, '')::text AS wanted
 `
 
 type WorkerInsertParams struct {
@@ -103,9 +145,17 @@ type WorkerInsertParams struct {
 	Slots      int32
 	Solitary   bool
 	LeaseMs    int64
+	Before     uuid.UUID
 }
 
-func (q *Queries) WorkerInsert(ctx context.Context, db DBTX, arg WorkerInsertParams) (int64, error) {
+type WorkerInsertRow struct {
+	LockKey int64
+	Wanted  string
+}
+
+// before is the id that the same process had until it lost its lease: what an
+// operator wants of it still holds.
+func (q *Queries) WorkerInsert(ctx context.Context, db DBTX, arg WorkerInsertParams) (WorkerInsertRow, error) {
 	row := db.QueryRow(ctx, workerInsert,
 		arg.ID,
 		arg.Hostname,
@@ -116,10 +166,11 @@ func (q *Queries) WorkerInsert(ctx context.Context, db DBTX, arg WorkerInsertPar
 		arg.Slots,
 		arg.Solitary,
 		arg.LeaseMs,
+		arg.Before,
 	)
-	var lock_key int64
-	err := row.Scan(&lock_key)
-	return lock_key, err
+	var i WorkerInsertRow
+	err := row.Scan(&i.LockKey, &i.Wanted)
+	return i, err
 }
 
 const workerJobsDiscard = `-- name: WorkerJobsDiscard :execrows

@@ -126,6 +126,37 @@ func (r *Runs) NewAdmitter() *Admitter {
 // round is due: after IdleRound, or when something begins to wait, if nothing
 // does now. conn must hold the admitter's lock, and be of db.HotConfig.
 func (a *Admitter) Round(ctx context.Context, conn *pgx.Conn) (next time.Duration, err error) {
+	return a.round(ctx, conn, a.admit)
+}
+
+// RoundUnder is Round on a connection that keeps no lock: all of it is one
+// transaction under the duty's. When another process has that, nothing happens.
+// After an error conn may be in the middle of a transaction.
+func (a *Admitter) RoundUnder(ctx context.Context, conn *pgx.Conn, lock int64) (next time.Duration, err error) {
+	var p db.Pipeline
+	free := false
+	p.BeginUnder(lock, &free)
+	if err := p.Send(ctx, conn); err != nil {
+		return 0, err
+	}
+	var admitted map[*admissionQueue]int
+	if next = IdleRound; free {
+		next, err = a.round(ctx, conn, func(ctx context.Context, conn *pgx.Conn, picked []choice) error {
+			admitted, err = a.give(ctx, conn, picked)
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	if _, err := conn.Exec(ctx, "COMMIT"); err != nil {
+		return 0, err
+	}
+	a.given(admitted)
+	return next, nil
+}
+
+func (a *Admitter) round(ctx context.Context, conn *pgx.Conn, admit func(context.Context, *pgx.Conn, []choice) error) (next time.Duration, err error) {
 	began := time.Now()
 	if err := a.look(ctx, conn); err != nil {
 		return 0, err
@@ -140,7 +171,7 @@ func (a *Admitter) Round(ctx context.Context, conn *pgx.Conn) (next time.Duratio
 		picked, more = append(picked, p...), more || m
 	}
 	if len(picked) > 0 {
-		if err := a.admit(ctx, conn, picked); err != nil {
+		if err := admit(ctx, conn, picked); err != nil {
 			return 0, err
 		}
 		a.metrics.seconds.Observe(time.Since(began).Seconds())
@@ -483,10 +514,6 @@ func (l *limitsLeft) take(f *flow) bool {
 // admit commits what was picked with its jobs. What somebody holds, or has
 // ended meanwhile, stays out.
 func (a *Admitter) admit(ctx context.Context, conn *pgx.Conn, picked []choice) (err error) {
-	ids := make([]uuid.UUID, len(picked))
-	for i, p := range picked {
-		ids[i] = p.id
-	}
 	if _, err := conn.Exec(ctx, "BEGIN"); err != nil {
 		return err
 	}
@@ -496,16 +523,33 @@ func (a *Admitter) admit(ctx context.Context, conn *pgx.Conn, picked []choice) (
 			err = errors.Join(err, rollbackErr)
 		}
 	}()
+	counts, err := a.give(ctx, conn, picked)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, "COMMIT"); err != nil {
+		return err
+	}
+	a.given(counts)
+	return nil
+}
+
+// give is admit within a transaction; given follows its commit.
+func (a *Admitter) give(ctx context.Context, conn *pgx.Conn, picked []choice) (counts map[*admissionQueue]int, err error) {
+	ids := make([]uuid.UUID, len(picked))
+	for i, p := range picked {
+		ids[i] = p.id
+	}
 	rows, err := a.queries.AdmissionAdmit(ctx, conn, ids)
 	if err != nil {
-		return fmt.Errorf("admit: %w", err)
+		return nil, fmt.Errorf("admit: %w", err)
 	}
 	kinds := make(map[uuid.UUID]db.RunKind, len(rows))
 	for _, r := range rows {
 		kinds[r.ID] = r.Kind
 	}
 	var jobs []river.InsertManyParams
-	counts := map[*admissionQueue]int{}
+	counts = map[*admissionQueue]int{}
 	for _, p := range picked { // in the order they were drawn: River keeps it
 		kind, ok := kinds[p.id]
 		if !ok {
@@ -516,22 +560,25 @@ func (a *Admitter) admit(ctx context.Context, conn *pgx.Conn, picked []choice) (
 	}
 	if len(jobs) > 0 {
 		if _, err := a.runs.insert.InsertManyTx(ctx, openTx{conn}, jobs); err != nil {
-			return fmt.Errorf("insert nudges: %w", err)
+			return nil, fmt.Errorf("insert nudges: %w", err)
 		}
 	}
-	if _, err := conn.Exec(ctx, "COMMIT"); err != nil {
-		return err
-	}
-	var names []string
 	for q, n := range counts {
 		q.unclaimed += int64(n)
+	}
+	return counts, nil
+}
+
+// given tells of what was admitted.
+func (a *Admitter) given(counts map[*admissionQueue]int) {
+	var names []string
+	for q, n := range counts {
 		a.metrics.admitted.WithLabelValues(q.name).Add(float64(n))
 		names = append(names, q.name)
 	}
 	if len(names) > 0 {
 		a.runs.bus.Publish(names)
 	}
-	return nil
 }
 
 // tell opens or closes the fast path, and writes the queues' rows now and then

@@ -133,7 +133,7 @@ func (u *unit) claim(ctx context.Context, conn *pgx.Conn, items []*item, wait ti
 		asked[o.id] = o
 		arg.Ids, arg.WorkerIds = append(arg.Ids, o.id), append(arg.WorkerIds, o.worker)
 	}
-	p.Begin(&u.xid, &u.now, &u.clock)
+	u.begin(&p)
 	if wait > 0 {
 		p.LockTimeout(wait.String())
 	}

@@ -55,6 +55,7 @@ type committer struct {
 	seed    maphash.Seed
 	giveUp  time.Duration
 	warm    warmRows
+	pooled  bool          // a connection keeps no settings
 	done    chan struct{} // closed by close: nothing is taken any more
 	ended   chan struct{} // closed when everything is answered
 	wg      sync.WaitGroup
@@ -91,7 +92,7 @@ func (it *item) size() int {
 func newCommitter(r *Runs, pool *pgxpool.Pool, writers int) *committer {
 	c := &committer{
 		pool: pool, queries: db.New(), insert: r.insert, embed: r.embed, publish: r.publish, log: r.log, metrics: &committerMetrics{},
-		claims: make(chan *item, 4*maxUnit), held: make(chan *item, maxUnit), seed: maphash.MakeSeed(), giveUp: giveUpAfter,
+		claims: make(chan *item, 4*maxUnit), held: make(chan *item, maxUnit), seed: maphash.MakeSeed(), giveUp: giveUpAfter, pooled: r.pooled,
 		done: make(chan struct{}), ended: make(chan struct{}),
 	}
 	for range writers {
@@ -365,6 +366,7 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 	}
 	defer conn.Release()
 	u = newUnit()
+	u.pooled = c.pooled
 	defer func() {
 		if p := recover(); p != nil { // a bug in an op must not take the process and its other runs along
 			rollback(conn)
@@ -425,6 +427,7 @@ func (c *committer) change(ctx context.Context, conn *pgx.Conn, items []*item, w
 		}
 	}
 	u = newUnit()
+	u.pooled = c.pooled
 	var n needs
 	for _, it := range items {
 		it.op.needs(&n)

@@ -30,6 +30,7 @@ type Masker interface {
 type Config struct {
 	Pool    *pgxpool.Pool
 	Hot     *pgxpool.Pool // the committer's, of db.OpenHot; it needs Writers + 1 connections
+	Pooled  bool          // Hot is of db.OpenPooled: settings last for a transaction, and the bus hears nobody else
 	Bus     *bus.Bus
 	Masker  Masker
 	Log     *slog.Logger
@@ -39,6 +40,7 @@ type Config struct {
 // Runs is the run state machine: the only code that moves runs.
 type Runs struct {
 	pool      *pgxpool.Pool
+	pooled    bool
 	queries   *db.Queries
 	insert    *river.Client[pgx.Tx]
 	committer *committer
@@ -64,7 +66,7 @@ func New(c Config) (*Runs, error) {
 	if c.Writers == 0 {
 		c.Writers = 2
 	}
-	r := &Runs{pool: c.Pool, queries: db.New(), insert: insert, bus: c.Bus, masker: c.Masker, log: c.Log, admission: newAdmissionMetrics()}
+	r := &Runs{pool: c.Pool, pooled: c.Pooled, queries: db.New(), insert: insert, bus: c.Bus, masker: c.Masker, log: c.Log, admission: newAdmissionMetrics()}
 	r.committer = newCommitter(r, c.Hot, c.Writers)
 	r.outcomes.init(r)
 	return r, nil
@@ -198,8 +200,8 @@ func (r *Runs) Wait(ctx context.Context, tenant string, id uuid.UUID) (Outcome, 
 	}
 }
 
-// outcomes polls, once a second and in one statement, the runs that somebody
-// waits for: a notification may be lost.
+// outcomes polls, in one statement, the runs that somebody waits for: a
+// notification may be lost.
 type outcomes struct {
 	runs *Runs
 	mu   sync.Mutex
@@ -208,7 +210,10 @@ type outcomes struct {
 	done chan struct{}
 }
 
-const outcomePoll = time.Second
+const (
+	outcomePoll       = time.Second
+	pooledOutcomePoll = 100 * time.Millisecond // without notifications of others
+)
 
 func (o *outcomes) init(r *Runs) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -240,8 +245,12 @@ func (o *outcomes) watch(id uuid.UUID, sub *bus.Subscription) (forget func()) {
 
 func (o *outcomes) poll(ctx context.Context) {
 	defer close(o.done)
+	every := outcomePoll
+	if o.runs.pooled {
+		every = pooledOutcomePoll
+	}
 	for {
-		if sleep(ctx, outcomePoll) != nil {
+		if sleep(ctx, every) != nil {
 			return
 		}
 		o.mu.Lock()

@@ -63,6 +63,8 @@ type unit struct {
 	clock time.Time // clock_timestamp(), for nudges
 	xid   string
 
+	pooled bool // the connection keeps no settings
+
 	runs     map[uuid.UUID]*runRow
 	sessions map[uuid.UUID]*sessionRow
 	gate     gate
@@ -188,6 +190,14 @@ func (u *unit) owned(id uuid.UUID, epoch int32) (*runRow, *sessionRow, error) {
 	return r, s, err
 }
 
+// begin opens the transaction.
+func (u *unit) begin(p *db.Pipeline) {
+	p.Begin(&u.xid, &u.now, &u.clock)
+	if u.pooled {
+		p.Hot()
+	}
+}
+
 // load opens the transaction on conn, locks and reads. It waits so long for
 // each lock; with 0 it passes over rows that others hold.
 func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Duration) error {
@@ -203,7 +213,7 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 		due      []uuid.UUID
 		gates    []db.UnitGateRow
 	)
-	p.Begin(&u.xid, &u.now, &u.clock)
+	u.begin(&p)
 	if wait > 0 {
 		p.LockTimeout(wait.String())
 	}

@@ -149,7 +149,8 @@ func (c *committer) changeWarm(ctx context.Context, conn *pgx.Conn, items []*ite
 		}
 	}
 	var p db.Pipeline
-	p.Begin(&u.xid, &u.now, &u.clock)
+	u.pooled = c.pooled
+	u.begin(&p)
 	p.UnitGuard(sessions, runs, db.UnitUsageGuardParams{RunIds: u.put.usage.RunIds, CallIds: u.put.usage.CallIds})
 	u.write(&p)
 	for _, n := range c.embed(u) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs"
@@ -19,14 +20,19 @@ const (
 
 // Admission admits what waits, on one process at a time.
 type Admission struct {
+	pool   *pgxpool.Pool
 	direct *pgx.ConnConfig
 	runs   *jobs.Runs
 	log    *slog.Logger
 }
 
-// NewAdmission makes the duty; Run does it.
-func NewAdmission(direct *pgx.ConnConfig, runs *jobs.Runs, log *slog.Logger) *Admission {
-	return &Admission{direct: db.HotConfig(direct), runs: runs, log: log}
+// NewAdmission makes the duty; Run does it. With nil for direct, where a pooler
+// is in the way, each round is a transaction of its own.
+func NewAdmission(pool *pgxpool.Pool, direct *pgx.ConnConfig, runs *jobs.Runs, log *slog.Logger) *Admission {
+	if direct != nil {
+		direct = db.HotConfig(direct)
+	}
+	return &Admission{pool: pool, direct: direct, runs: runs, log: log}
 }
 
 // Run admits, or stands by, until ctx ends.
@@ -39,7 +45,11 @@ func (a *Admission) Run(ctx context.Context) {
 		}
 	})()
 	for ctx.Err() == nil {
-		err := a.session(ctx, ready)
+		session := a.session
+		if a.direct == nil {
+			session = a.terms
+		}
+		err := session(ctx, ready)
 		if ctx.Err() != nil {
 			return
 		}
@@ -94,20 +104,65 @@ func (a *Admission) lead(ctx context.Context, conn *pgx.Conn, ready <-chan struc
 		if err != nil {
 			return err
 		}
-		if next < jobs.IdleRound { // something waits anyhow
-			if !pause(ctx, next) {
+		if err := untilNext(ctx, next, ready); err != nil {
+			return err
+		}
+	}
+}
+
+// untilNext waits for the next round.
+func untilNext(ctx context.Context, next time.Duration, ready <-chan struct{}) error {
+	if next < jobs.IdleRound { // something waits anyhow
+		ready = nil
+	}
+	t := time.NewTimer(next)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ready:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// terms is session through a pooler.
+func (a *Admission) terms(ctx context.Context, ready <-chan struct{}) error {
+	t := newTerm(a.pool, "admission", admissionKey)
+	defer t.leave(ctx)
+	var admitter *jobs.Admitter
+	for {
+		leads, err := t.leads(ctx)
+		if err != nil {
+			return err
+		}
+		if !leads {
+			admitter = nil // what it knew is soon old
+			if !pause(ctx, electEvery) {
 				return context.Cause(ctx)
 			}
 			continue
 		}
-		t := time.NewTimer(next)
-		select {
-		case <-t.C:
-		case <-ready:
-			t.Stop()
-		case <-ctx.Done():
-			t.Stop()
-			return context.Cause(ctx)
+		if admitter == nil {
+			admitter = a.runs.NewAdmitter()
+		}
+		next, err := a.roundWithin(ctx, admitter)
+		if err != nil {
+			return err
+		}
+		if err := untilNext(ctx, next, ready); err != nil {
+			return err
 		}
 	}
+}
+
+func (a *Admission) roundWithin(ctx context.Context, admitter *jobs.Admitter) (next time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, roundWithin)
+	defer cancel()
+	conn, err := a.pool.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release() // closes what a round that failed left open
+	return admitter.RoundUnder(ctx, conn.Conn(), admissionKey)
 }

@@ -24,6 +24,7 @@ const (
 
 const (
 	lookEvery   = 100 * time.Millisecond // at all workers' locks
+	leaseEvery  = 500 * time.Millisecond // at their leases, where there are no locks
 	electEvery  = 200 * time.Millisecond
 	lockGrace   = 250 * time.Millisecond // from a lost lock to a death, without a newer heartbeat
 	maxPause    = time.Second            // between two answers of the database, for a process that may judge others
@@ -42,7 +43,8 @@ type Reaper struct {
 	lease   time.Duration
 }
 
-// NewReaper makes a reaper. lease is this process's own: it judges others only
+// NewReaper makes a reaper. With nil for direct, where a pooler is in the way, it
+// goes by the leases alone. lease is this process's own: it judges others only
 // after the database has answered it on time for as long.
 func NewReaper(pool *pgxpool.Pool, direct *pgx.ConnConfig, runs *jobs.Runs, log *slog.Logger, lease time.Duration) *Reaper {
 	return &Reaper{pool: pool, direct: direct, queries: db.New(), runs: runs, log: log, lease: lease}
@@ -87,20 +89,45 @@ func elect(ctx context.Context, conn *pgx.Conn, key int64, limit time.Duration, 
 	return false, err
 }
 
-func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
+// electorate is what a reaper looks through, and how it learns whether it leads.
+func (r *Reaper) electorate(ctx context.Context) (look db.DBTX, leads func(context.Context) (bool, error), end func(), err error) {
+	if r.direct == nil {
+		t := newTerm(r.pool, "reaper", reaperKey)
+		return r.pool, t.leads, func() { t.leave(ctx) }, nil
+	}
 	conn, err := pgx.ConnectConfig(ctx, r.direct)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	elected := false
+	var looked time.Time // for a leader that hangs
+	leads = func(ctx context.Context) (bool, error) {
+		if elected {
+			return true, nil
+		}
+		look := time.Since(looked) > standBy
+		if look {
+			looked = time.Now()
+		}
+		var err error
+		elected, err = elect(ctx, conn, reaperKey, r.lease, look)
+		return elected, err
+	}
+	return conn, leads, func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(closing)
+	}, nil
+}
+
+func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
+	database, elected, end, err := r.electorate(ctx)
 	if err != nil {
 		return err
 	}
 	var reaping sync.WaitGroup
 	defer reaping.Wait()
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = conn.Close(closing)
-	}()
-	leads := false
-	var looked time.Time // for a leader that hangs
+	defer end()
 	seen := map[uuid.UUID]*sight{}
 	busy := map[uuid.UUID]bool{}
 	done := make(chan uuid.UUID, 64)
@@ -115,16 +142,10 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 			}
 		}
 		asking, cancel := context.WithTimeout(ctx, r.lease)
-		if !leads {
-			look := time.Since(looked) > standBy
-			if look {
-				looked = time.Now()
-			}
-			leads, err = elect(asking, conn, reaperKey, r.lease, look)
-		}
+		leads, err := elected(asking)
 		var rows []db.WorkerLocksRow
 		if err == nil { // standbys look too: what they saw held counts when they lead
-			rows, err = r.queries.WorkerLocks(asking, conn)
+			rows, err = r.queries.WorkerLocks(asking, database)
 		}
 		cancel()
 		if err != nil {
@@ -161,7 +182,10 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 			}()
 		}
 		wait := electEvery
-		if leads {
+		switch {
+		case r.direct == nil:
+			wait = leaseEvery
+		case leads:
 			wait = lookEvery
 		}
 		if !pause(ctx, wait) {
@@ -175,6 +199,9 @@ func (r *Reaper) session(ctx context.Context, steady *time.Time) error {
 func (r *Reaper) judge(seen map[uuid.UUID]*sight, w db.WorkerLocksRow, now time.Time) string {
 	if w.Expired {
 		return "lease lapsed"
+	}
+	if r.direct == nil { // its looks share no unbroken connection
+		return ""
 	}
 	s := seen[w.ID]
 	if s == nil {

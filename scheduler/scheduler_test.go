@@ -75,14 +75,14 @@ type body struct {
 func (f *fixture) body(lease time.Duration, locked bool) *body {
 	f.t.Helper()
 	b := &body{id: uuid.Must(uuid.NewV7())}
-	key, err := db.New().WorkerInsert(f.ctx, f.pool, db.WorkerInsertParams{
+	row, err := db.New().WorkerInsert(f.ctx, f.pool, db.WorkerInsertParams{
 		ID: b.id, Hostname: "test", Pid: 1, Version: "test", Queues: []string{"turns"}, Slots: 1, LeaseMs: lease.Milliseconds(),
 	})
 	require.NoError(f.t, err)
 	if locked {
 		b.conn, err = pgx.ConnectConfig(f.ctx, f.pool.Config().ConnConfig)
 		require.NoError(f.t, err)
-		_, err = b.conn.Exec(f.ctx, `SELECT pg_advisory_lock($1)`, key)
+		_, err = b.conn.Exec(f.ctx, `SELECT pg_advisory_lock($1)`, row.LockKey)
 		require.NoError(f.t, err)
 		f.t.Cleanup(func() { _ = b.conn.Close(context.Background()) })
 	}

@@ -5,7 +5,9 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -50,7 +52,7 @@ type Sweeper struct {
 	retention Retention
 }
 
-// NewSweeper makes a sweeper.
+// NewSweeper makes a sweeper; nil for direct means that a pooler is in the way.
 func NewSweeper(pool *pgxpool.Pool, direct *pgx.ConnConfig, runs *jobs.Runs, log *slog.Logger, keep Retention) *Sweeper {
 	s := &Sweeper{pool: pool, direct: direct, queries: db.New(), runs: runs, log: log, repairs: map[string]*atomic.Int64{}, retention: keep}
 	for _, k := range []string{RepairNudge, RepairOrphan, RepairDeadline, RepairLane, RepairWait} {
@@ -79,6 +81,16 @@ func (s *Sweeper) Run(ctx context.Context) {
 }
 
 func (s *Sweeper) session(ctx context.Context) error {
+	if s.direct == nil {
+		t := newTerm(s.pool, "sweeper", sweeperKey)
+		defer t.leave(ctx)
+		return s.serve(ctx, t.leads, func(ctx context.Context) error {
+			if leads, err := t.leads(ctx); !leads {
+				return cmp.Or(err, errTermOver)
+			}
+			return nil
+		})
+	}
 	conn, err := pgx.ConnectConfig(ctx, s.direct)
 	if err != nil {
 		return err
@@ -88,8 +100,18 @@ func (s *Sweeper) session(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
+	// The lock goes with the connection.
+	return s.serve(ctx, func(ctx context.Context) (bool, error) { return elect(ctx, conn, sweeperKey, hangLimit, true) }, conn.Ping)
+}
+
+var errTermOver = errors.New("another process has the duty")
+
+// serve waits until this process leads and sweeps until still says that it does
+// no longer.
+func (s *Sweeper) serve(ctx context.Context, lead func(context.Context) (bool, error), still func(context.Context) error) error {
 	for leads := false; !leads; {
-		if leads, err = elect(ctx, conn, sweeperKey, hangLimit, true); err != nil {
+		var err error
+		if leads, err = lead(ctx); err != nil {
 			return err
 		}
 		if !leads && !pause(ctx, standBy) {
@@ -116,7 +138,7 @@ func (s *Sweeper) session(ctx context.Context) error {
 		s.keepSmall(leading)
 	}()
 	for {
-		if err := conn.Ping(ctx); err != nil { // the lock went with the connection
+		if err := still(ctx); err != nil {
 			stop(err)
 			return err
 		}

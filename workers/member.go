@@ -34,7 +34,7 @@ const relock = 100 * time.Millisecond // between tries to hold the lock again
 type member struct {
 	id      uuid.UUID
 	pool    *pgxpool.Pool
-	direct  *pgx.ConnConfig
+	direct  *pgx.ConnConfig // nil: no lock can be held
 	queries *db.Queries
 	log     *slog.Logger
 	every   time.Duration
@@ -47,11 +47,13 @@ type member struct {
 	renew  chan struct{} // asks for a heartbeat now
 	look   chan struct{} // asks for a look at the runs held
 	wanted chan string   // what an operator wants: quiet, drain
+	owed   string        // of it, by the id that the process had before
 	wg     sync.WaitGroup
 }
 
 // memberParams describe a worker to the fleet.
 type memberParams struct {
+	Before            uuid.UUID // the id it had until it lost its lease, if it did
 	Hostname, Version string
 	PID               int
 	Queues            []Queue
@@ -67,20 +69,23 @@ func join(ctx context.Context, pool *pgxpool.Pool, direct *pgx.ConnConfig, log *
 	m.log = log.With("worker_id", m.id)
 	row := db.WorkerInsertParams{
 		ID: m.id, Hostname: p.Hostname, Pid: int32(p.PID), Version: p.Version, Slots: int32(p.Slots), Solitary: p.Solitary, LeaseMs: lease.Milliseconds(),
+		Before: p.Before,
 	}
 	for _, q := range p.Queues {
 		row.Queues, row.QueueSlots = append(row.Queues, q.Name), append(row.QueueSlots, int32(q.Slots))
 	}
-	var err error
-	m.lockKey, err = m.queries.WorkerInsert(ctx, pool, row)
+	inserted, err := m.queries.WorkerInsert(ctx, pool, row)
 	if err != nil {
 		return nil, fmt.Errorf("join the fleet: %w", err)
 	}
+	m.lockKey, m.owed = inserted.LockKey, inserted.Wanted
 	m.ctx, m.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	m.wg.Go(m.heartbeats)
+	if direct == nil {
+		return m, nil
+	}
 	ready := make(chan struct{})
-	m.wg.Add(2)
-	go func() { defer m.wg.Done(); m.heartbeats() }()
-	go func() { defer m.wg.Done(); m.holdLock(ready) }()
+	m.wg.Go(func() { m.holdLock(ready) })
 	select { // until the lock is held a death is seen by the lease alone
 	case <-ready:
 	case <-time.After(lease / 4):
@@ -116,7 +121,7 @@ func (m *member) heartbeats() {
 	}
 	result := make(chan answer, 1)
 	var began time.Time
-	var obeyed string
+	obeyed := m.owed
 	inFlight := false
 	beat := func() {
 		if inFlight {

@@ -30,9 +30,10 @@ import (
 )
 
 const (
-	fetchCooldown  = time.Millisecond // River's default of 100 ms caps a worker at slots x 10 runs/s
-	fetchPoll      = 2 * time.Second  // behind the notifications; also how long a lost one delays a run
-	jobTimeout     = 13 * time.Hour   // above the longest turn: River's last net, never its own judgement
+	fetchCooldown  = time.Millisecond       // River's default of 100 ms caps a worker at slots x 10 runs/s
+	fetchPoll      = 2 * time.Second        // behind the notifications; also how long a lost one delays a run
+	pooledPoll     = 100 * time.Millisecond // where there are none
+	jobTimeout     = 13 * time.Hour         // above the longest turn: River's last net, never its own judgement
 	rescueAfter    = 24 * time.Hour
 	keptJobs       = 24 * time.Hour  // ended nudges: the runs tell what happened
 	lookInterval   = time.Second     // between looks at what the database says we hold
@@ -45,7 +46,7 @@ const (
 // Config is what a Worker needs.
 type Config struct {
 	Pool   *pgxpool.Pool
-	Direct *pgx.ConnConfig // of connections that hold locks or listen
+	Direct *pgx.ConnConfig // of connections that hold locks or listen; nil where a pooler is in the way: then the worker polls
 	Runs   *jobs.Runs
 	Models *model.Registry
 	Log    *slog.Logger
@@ -243,7 +244,7 @@ func (w *Worker) sit(ctx context.Context) (*seat, error) {
 		serves = append(serves, Queue{jobs.QueueSuspect, suspectSlots})
 	}
 	m, err := join(ctx, w.Pool, w.Direct, w.Log, w.Heartbeat, w.Lease, memberParams{
-		Hostname: host, Version: w.Version, PID: os.Getpid(), Queues: serves, Slots: w.Slots,
+		Before: w.ID(), Hostname: host, Version: w.Version, PID: os.Getpid(), Queues: serves, Slots: w.Slots,
 	})
 	if err != nil {
 		return nil, err
@@ -256,14 +257,24 @@ func (w *Worker) sit(ctx context.Context) (*seat, error) {
 	for _, q := range serves {
 		queues[q.Name] = river.QueueConfig{MaxWorkers: q.Slots}
 	}
+	poll := fetchPoll
+	if w.Direct == nil {
+		poll = pooledPoll
+	}
 	s.client, err = river.NewClient(riverpgxv5.New(w.Pool), &river.Config{
-		ID: m.id.String(), Queues: queues, Workers: work, FetchCooldown: fetchCooldown, FetchPollInterval: fetchPoll,
+		ID: m.id.String(), Queues: queues, Workers: work, FetchCooldown: fetchCooldown, FetchPollInterval: poll,
 		JobTimeout: jobTimeout, RescueStuckJobsAfter: rescueAfter,
 		CompletedJobRetentionPeriod: keptJobs, CancelledJobRetentionPeriod: keptJobs, DiscardedJobRetentionPeriod: keptJobs,
-		MaxAttempts: 1, Logger: quiet(w.Log),
+		MaxAttempts: 1, Logger: quiet(w.Log), PollOnly: w.Direct == nil,
 	})
-	if err == nil {
+	// A worker that lost its lease still owes an operator what he asked it for.
+	switch {
+	case err != nil:
+	case m.owed == "":
 		err = s.client.Start(context.WithoutCancel(ctx))
+	default:
+		m.log.Info("what an operator asked still holds", "wants", m.owed)
+		m.wanted <- m.owed
 	}
 	if err != nil {
 		m.close(context.WithoutCancel(ctx))
@@ -379,7 +390,7 @@ func (s *seat) look() {
 		case <-s.member.ctx.Done():
 			return
 		}
-		if told || time.Since(refreshed) > limitsInterval {
+		if told || s.w.Direct == nil || time.Since(refreshed) > limitsInterval {
 			if err := s.w.limits.refresh(s.member.ctx); err != nil && s.member.ctx.Err() == nil {
 				s.w.Log.Debug("rate limits", "error", err)
 			}

@@ -2,9 +2,11 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -23,6 +25,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/weir-run/weir/client"
+	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs/agentcfg"
 	"github.com/weir-run/weir/workers"
 	"github.com/weir-run/weir/workers/model"
@@ -34,6 +37,7 @@ type config struct {
 	Listen            string        `koanf:"listen"`
 	DatabaseURL       string        `koanf:"databaseUrl"`
 	DatabaseURLDirect string        `koanf:"databaseUrlDirect"`
+	Pooler            string        `koanf:"pooler"`
 	DataDir           string        `koanf:"dataDir"`
 	Ephemeral         bool          `koanf:"ephemeral"`
 	Offline           bool          `koanf:"offline"`
@@ -43,6 +47,7 @@ type config struct {
 	Heartbeat         time.Duration `koanf:"heartbeat"`
 	Lease             time.Duration `koanf:"lease"`
 	Drain             time.Duration `koanf:"drain"`
+	Notice            time.Duration `koanf:"notice"`
 	NoScheduler       bool          `koanf:"noScheduler"`
 	Retention         struct {
 		Runs time.Duration `koanf:"runs"`
@@ -105,11 +110,15 @@ var (
 	settingDB     = setting{key: "databaseUrl", value: "", usage: "Postgres to use, postgres://…; DATABASE_URL is read too"}
 	settingDirect = setting{key: "databaseUrlDirect", value: "",
 		usage: "Postgres past the pooler that --database-url names, for locks, LISTEN and commits"}
+	settingPooler = setting{key: "pooler", value: poolerAuto,
+		usage: "what --database-url goes through: none, transaction (a pooler in that mode), or auto to find out"}
 	settingSlots     = setting{key: "slots", value: 256, usage: "runs at once, of each queue"}
 	settingQueues    = setting{key: "queues", value: []string(nil), usage: "queues to work, as name or name=slots (default: all)"}
 	settingHeartbeat = setting{key: "heartbeat", value: 2 * time.Second, usage: "how often a worker shows that it lives"}
 	settingLease     = setting{key: "lease", value: 10 * time.Second, usage: "how long a worker without heartbeat keeps its runs"}
 	settingDrain     = setting{key: "drain", value: 30 * time.Second, usage: "how long a stopping process lets calls finish"}
+	settingNotice    = setting{key: "notice", value: time.Second,
+		usage: "how long a stopping API still takes requests after /readyz says no, so that load balancers notice"}
 	settingPrivate   = setting{key: "tools.http.allowPrivate", value: false, usage: "let http tools and web_fetch call private addresses"}
 	settingLogLevel  = setting{key: "log.level", value: "info", usage: "debug, info, warn or error"}
 	settingLogFormat = setting{key: "log.format", value: "auto", usage: "text, json, or auto: text on a terminal"}
@@ -124,7 +133,7 @@ var (
 )
 
 var (
-	settingsCommon = []setting{settingDB, settingDirect, settingJSON, settingDrain, settingLogLevel, settingLogFormat}
+	settingsCommon = []setting{settingDB, settingDirect, settingPooler, settingJSON, settingDrain, settingLogLevel, settingLogFormat}
 	settingsClient = []setting{settingURL, settingToken}
 	settingsWork   = []setting{settingSlots, settingQueues, settingHeartbeat, settingLease, settingPrivate, settingKeepRuns}
 )
@@ -369,7 +378,7 @@ func (c *config) check() error {
 	for _, d := range []struct {
 		key   string
 		value time.Duration
-	}{{"heartbeat", c.Heartbeat}, {"lease", c.Lease}, {"drain", c.Drain}, {"retention.runs", c.Retention.Runs}} {
+	}{{"heartbeat", c.Heartbeat}, {"lease", c.Lease}, {"drain", c.Drain}, {"notice", c.Notice}, {"retention.runs", c.Retention.Runs}} {
 		if d.value < 0 {
 			return usagef("--%s must not be negative", flagName(d.key))
 		}
@@ -381,6 +390,9 @@ func (c *config) check() error {
 	}
 	if c.Slots < 0 || c.Slots > 10_000 {
 		return usagef("--slots must be 1 to 10000")
+	}
+	if p := c.Pooler; p != "" && p != poolerAuto && p != poolerNone && p != poolerTransaction {
+		return usagef("--pooler must be auto, none or transaction, not %q", p)
 	}
 	if c.Solitary != "" {
 		id, err := uuid.Parse(c.Solitary)
@@ -428,10 +440,62 @@ func (c *config) needDatabase() error {
 // direct is how to reach Postgres past a pooler.
 func (c *config) direct() string { return cmp.Or(c.DatabaseURLDirect, c.DatabaseURL) }
 
-// pooled says whether the ordinary connections go through a pooler, perhaps in
-// transaction mode.
-func (c *config) pooled() bool {
-	return c.DatabaseURLDirect != "" && c.DatabaseURLDirect != c.DatabaseURL
+// The words of --pooler. A process that was told auto has found out before it
+// asks.
+const (
+	poolerAuto        = "auto"
+	poolerNone        = "none"
+	poolerTransaction = "transaction"
+)
+
+// pooled says whether the ordinary connections go through a pooler.
+func (c *config) pooled() bool { return c.Pooler == poolerTransaction }
+
+// polls says whether nothing goes past it: no locks that outlive a transaction,
+// no LISTEN.
+func (c *config) polls() bool { return c.pooled() && c.DatabaseURLDirect == "" }
+
+// findPooler finds out what was left to it. A direct URL that is none is not
+// used.
+func (c *config) findPooler(ctx context.Context, log *slog.Logger) error {
+	if c.Pooler == poolerNone || c.Pooler == poolerTransaction {
+		return nil
+	}
+	direct := c.DatabaseURLDirect
+	if direct == c.DatabaseURL {
+		direct = ""
+	}
+	pooled, err := db.Pooled(ctx, c.DatabaseURL)
+	if err != nil {
+		return err
+	}
+	if pooled && direct != "" {
+		through, err := db.Pooled(ctx, direct)
+		if err != nil {
+			return err
+		}
+		if through {
+			log.Warn("the direct database url goes through a pooler too, and is not used")
+			direct = ""
+		}
+	}
+	c.DatabaseURLDirect, c.Pooler = direct, poolerNone
+	if pooled {
+		c.Pooler = poolerTransaction
+	}
+	return nil
+}
+
+// connections says in words how the process reaches Postgres.
+func (c *config) connections() string {
+	switch {
+	case c.polls():
+		return "through a pooler: polls"
+	case c.pooled():
+		return "through a pooler, with sessions past it"
+	default:
+		return "direct"
+	}
 }
 
 // models makes the registry of model providers.

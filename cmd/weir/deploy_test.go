@@ -211,8 +211,8 @@ func TestDeployNumbers(t *testing.T) {
 func TestPoolerIsAskedNothing(t *testing.T) {
 	t.Parallel()
 	url := dbtest.URL(t)
-	open := func(direct string) *process {
-		p, err := openProcess(limited(t), &config{DatabaseURL: url, DatabaseURLDirect: direct}, slog.New(slog.DiscardHandler), newMasker())
+	open := func(pooler, direct string) *process {
+		p, err := openProcess(limited(t), &config{DatabaseURL: url, DatabaseURLDirect: direct, Pooler: pooler}, slog.New(slog.DiscardHandler), newMasker())
 		require.NoError(t, err)
 		t.Cleanup(p.close)
 		return p
@@ -221,6 +221,6 @@ func TestPoolerIsAskedNothing(t *testing.T) {
 		require.NoError(t, p.pool.QueryRow(limited(t), `SELECT current_setting('plan_cache_mode')`).Scan(&mode))
 		return mode
 	}
-	require.Equal(t, "auto", mode(open(url+"&application_name=direct")))
-	require.Equal(t, "force_custom_plan", mode(open("")), "without a pooler")
+	require.Equal(t, "auto", mode(open(poolerTransaction, url+"&application_name=direct")))
+	require.Equal(t, "force_custom_plan", mode(open(poolerAuto, "")), "without a pooler")
 }

@@ -48,7 +48,7 @@ const (
 )
 
 func newDoctor() *cobra.Command {
-	s := newSettings(settingsClient, []setting{settingDB, settingDirect, settingDataDir})
+	s := newSettings(settingsClient, []setting{settingDB, settingDirect, settingPooler, settingDataDir})
 	var out output
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Checks what weir needs, and says what to do", Args: cobra.NoArgs,
@@ -287,49 +287,81 @@ func (d *doctor) clock(ctx context.Context, conn *pgx.Conn) {
 }
 
 func (d *doctor) schema(ctx context.Context) {
-	err := db.Validate(ctx, d.config.direct())
-	var schema *db.SchemaError
-	switch {
-	case err == nil:
-		d.say("schema", checkOK, "", "%s, this binary's", db.SchemaHash())
-	case errors.As(err, &schema) && len(schema.Pending) == 0:
-		d.say("schema", checkWarning, "run the same release everywhere", "migrated by a later release")
-	case errors.As(err, &schema):
-		d.say("schema", checkBroken, "run \"weir migrate up\"", "%d migrations are missing", len(schema.Pending))
-	default:
+	schema, err := db.Inspect(ctx, d.config.direct())
+	if err != nil {
 		d.say("schema", checkBroken, "", "%s", firstLine(err))
+		return
+	}
+	err = schema.Usable()
+	late, _ := errors.AsType[*db.SchemaError](err)
+	switch {
+	case err != nil && len(late.Pending) > 0:
+		d.say("schema", checkBroken, "run \"weir migrate up\"", "%d migrations are missing", len(late.Pending))
+	case err != nil:
+		d.say("schema", checkBroken, "run the release that migrated it", "%s", schema.Range())
+	case schema.Exact() != nil:
+		d.say("schema", checkWarning, "run the same release everywhere", "another release's, which serves this one: %s", schema.Range())
+	default:
+		d.say("schema", checkOK, "", "%s, this binary's; %s", db.SchemaHash(), schema.Range())
 	}
 }
 
-// pooler tells whether the direct connection really is one. Behind a pooler in
-// transaction mode two clients can be given one backend, and one client two:
-// while a transaction holds the backend that a second connection just had, the
-// second must be given another.
+// pooler tells what is between weir and Postgres, and which way weir works
+// because of it: a process decides as this does.
 func (d *doctor) pooler(ctx context.Context) {
-	const check = "direct connection"
-	pooled, err := sharesBackends(ctx, d.config.direct())
+	pooled, err := db.Pooled(ctx, d.config.DatabaseURL)
+	if err != nil {
+		d.say("pooler", checkBroken, "", "%s", firstLine(err))
+		return
+	}
+	mode := "in transaction mode"
+	if pooled {
+		if shares, err := sharesBackends(ctx, d.config.DatabaseURL); err == nil && !shares {
+			mode = "that may be in session mode"
+		}
+	}
+	direct := d.config.DatabaseURLDirect
+	if direct != "" && direct != d.config.DatabaseURL {
+		through, err := db.Pooled(ctx, direct)
+		if err != nil {
+			d.say("direct connection", checkBroken, "is --database-url-direct right?", "%s", firstLine(err))
+			return
+		}
+		if through {
+			d.say("direct connection", checkWarning, "name Postgres itself with --database-url-direct, or nothing", "goes through a pooler too, and is not used")
+			direct = ""
+		}
+	}
 	switch {
-	case err != nil:
-		d.say(check, checkBroken, "", "%s", firstLine(err))
+	case pooled && d.config.Pooler == poolerNone && direct == "":
+		d.say("pooler", checkBroken, "leave --pooler out, or name Postgres itself with --database-url", "--pooler none, and --database-url goes through one %s", mode)
+	case pooled && direct == "":
+		d.say("pooler", checkWarning, "name Postgres itself with --database-url-direct to have them at once",
+			"poll mode: --database-url goes through a pooler %s and nothing goes past it; weir works, and polls: turns start within %s, cancels act within %s, deaths show by the lease alone",
+			mode, pollStarts, pollCancels)
 		return
 	case pooled:
-		d.say(check, checkBroken, "name Postgres itself with --database-url-direct: locks and LISTEN need a session; without them deaths are noticed by the lease alone",
-			"goes through a pooler in transaction mode")
-		return
+		d.say("pooler", checkOK, "", "--database-url goes through a pooler %s; locks, LISTEN and commits go past it", mode)
+	case d.config.Pooler == poolerTransaction:
+		d.say("pooler", checkWarning, "leave --pooler out", "--pooler transaction, and --database-url leads to Postgres itself")
 	}
 	if err := notifies(ctx, d.config.direct()); err != nil {
-		d.say(check, checkBroken, "LISTEN must work there; name Postgres itself with --database-url-direct", "%s", firstLine(err))
+		d.say("direct connection", checkBroken, "LISTEN must work there; name Postgres itself with --database-url-direct", "%s", firstLine(err))
 		return
 	}
-	d.say(check, checkOK, "", "keeps its session; NOTIFY arrives")
-	if d.config.DatabaseURLDirect == "" {
-		return
-	}
-	if pooled, err := sharesBackends(ctx, d.config.DatabaseURL); err == nil && pooled {
-		d.say("pooler", checkOK, "", "--database-url goes through a pooler in transaction mode; locks go past it")
-	}
+	d.say("direct connection", checkOK, "", "keeps its session; NOTIFY arrives")
 }
 
+// What to expect of a process that polls.
+const (
+	pollStarts  = "some 100 ms"
+	pollCancels = "2 s"
+)
+
+// sharesBackends tells whether a pooler is in transaction mode, where two
+// clients can be given one backend, and one client two: while a transaction
+// holds the backend that a second connection just had, the second must be given
+// another.
 func sharesBackends(ctx context.Context, url string) (bool, error) {
 	config, err := pgx.ParseConfig(url)
 	if err != nil {

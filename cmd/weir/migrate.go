@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -27,7 +26,7 @@ func databaseCommand(use, short string, out *output, do func(cmd *cobra.Command,
 			if err := c.needDatabase(); err != nil {
 				return err
 			}
-			// Migrations lock, so they go past a pooler.
+			// Past a pooler the role's time limits can be lifted for a migration.
 			return do(cmd, c.direct())
 		},
 	}
@@ -71,12 +70,12 @@ func newMigrateStatus() *cobra.Command {
 	}
 	var out output
 	return databaseCommand("status", "Lists the migrations and which of them are applied", &out, func(cmd *cobra.Command, url string) error {
-		states, err := db.MigrationStatus(cmd.Context(), url)
+		schema, err := db.Inspect(cmd.Context(), url)
 		if err != nil {
 			return fmt.Errorf("database: %w", err)
 		}
 		var all []migration
-		for _, s := range states {
+		for _, s := range schema.Migrations {
 			m := migration{Source: s.Source, Version: s.Version, Name: s.Name, State: "applied"}
 			switch {
 			case s.AppliedAt.IsZero():
@@ -89,23 +88,29 @@ func newMigrateStatus() *cobra.Command {
 			}
 			all = append(all, m)
 		}
-		return list(&out, cmd, all, "SOURCE VERSION STATE APPLIED NAME", func(m migration) []any {
+		err = list(&out, cmd, all, "SOURCE VERSION STATE APPLIED NAME", func(m migration) []any {
 			return []any{m.Source, m.Version, m.State, m.AppliedAt, m.Name}
 		})
+		if err == nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), schema.Range()) // beside what is piped
+		}
+		return err
 	})
 }
 
 func newMigrateValidate() *cobra.Command {
-	return databaseCommand("validate", "Fails unless the schema is exactly this binary's", nil, func(cmd *cobra.Command, url string) error {
-		err := db.Validate(cmd.Context(), url)
-		var schema *db.SchemaError
-		if err != nil && !errors.As(err, &schema) {
+	return databaseCommand("validate", "Fails unless the schema is exactly this binary's, and says whether they work together", nil, func(cmd *cobra.Command, url string) error {
+		schema, err := db.Inspect(cmd.Context(), url)
+		if err != nil {
 			return fmt.Errorf("database: %w", err)
 		}
-		if err != nil {
+		if err := schema.Usable(); err != nil {
 			return err
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), "the schema is this binary's")
+		if err := schema.Exact(); err != nil {
+			return fmt.Errorf("they work together, and differ: %w", err)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "the schema is this binary's: %s\n", schema.Range())
 		return nil
 	})
 }

@@ -37,7 +37,7 @@ type process struct {
 	log    *slog.Logger
 	pool   *pgxpool.Pool
 	hot    *pgxpool.Pool
-	direct *pgx.ConnConfig // past any pooler: locks and LISTEN
+	direct *pgx.ConnConfig // past any pooler: locks and LISTEN; nil where nothing goes past it
 	bus    *bus.Bus
 	runs   *jobs.Runs
 	traces *traces // nil when there are none
@@ -48,7 +48,7 @@ type process struct {
 
 // openProcess connects a process to its database, whose schema must be there.
 func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.Masker) (_ *process, err error) {
-	if err := awaitSchema(ctx, c.direct(), log); err != nil {
+	if err := awaitDatabase(ctx, c, log); err != nil {
 		return nil, err
 	}
 	p := &process{config: c, log: log, traces: openTraces(ctx, log, masker)}
@@ -58,31 +58,30 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 			p.traces.close(log)
 		}
 	}()
-	if p.direct, err = pgx.ParseConfig(c.direct()); err != nil {
+	if c.polls() {
+		log.Warn("nothing goes past the pooler: this process polls, and deaths are noticed by the lease alone")
+	} else if p.direct, err = pgx.ParseConfig(c.direct()); err != nil {
 		return nil, fmt.Errorf("direct database url: %w", err)
 	}
-	p.pool, err = db.Open(ctx, c.DatabaseURL, func(pc *pgxpool.Config) {
+	open := db.Open
+	if c.pooled() {
+		open = db.OpenPooled
+	}
+	p.pool, err = open(ctx, c.DatabaseURL, func(pc *pgxpool.Config) {
 		pc.MaxConns = poolConns
 		if p.traces != nil {
 			pc.ConnConfig.Tracer = p.traces.queries()
-		}
-		if c.pooled() { // prepared statements stay with a backend, and the pooler's backends change
-			pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
-			// PgBouncer refuses parameters that it does not know. Without prepared
-			// statements no plan is kept anyway.
-			delete(pc.ConnConfig.RuntimeParams, "plan_cache_mode")
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	// The committer's settings belong to a session, so it goes past a pooler too.
-	p.hot, err = db.OpenHot(ctx, c.direct(), func(c *pgxpool.Config) { c.MaxConns = hotConns })
+	p.hot, err = p.openHot(ctx, hotConns)
 	if err != nil {
 		return nil, err
 	}
 	p.bus = bus.New(p.pool, p.direct, log)
-	p.runs, err = jobs.New(jobs.Config{Pool: p.pool, Hot: p.hot, Bus: p.bus, Masker: masker, Log: log, Writers: writers})
+	p.runs, err = jobs.New(jobs.Config{Pool: p.pool, Hot: p.hot, Pooled: c.polls(), Bus: p.bus, Masker: masker, Log: log, Writers: writers})
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +98,17 @@ func openProcess(ctx context.Context, c *config, log *slog.Logger, masker *mask.
 // new jobs through LISTEN, and keeps its plans: to plan River's fetch anew took
 // a fifth of the time between an accept and its claim.
 func (p *process) workPool(ctx context.Context) (*pgxpool.Pool, error) {
-	return db.OpenHot(ctx, p.config.direct(), func(c *pgxpool.Config) { c.MaxConns = workConns })
+	return p.openHot(ctx, workConns)
+}
+
+// openHot opens what goes past a pooler, where that can be: its settings belong
+// to a session.
+func (p *process) openHot(ctx context.Context, conns int32) (*pgxpool.Pool, error) {
+	open := db.OpenHot
+	if p.config.polls() {
+		open = db.OpenPooled
+	}
+	return open(ctx, p.config.direct(), func(c *pgxpool.Config) { c.MaxConns = conns })
 }
 
 // close commits what was handed over, tells of it, disconnects and sends the
@@ -130,23 +139,25 @@ func (p *process) closePools() {
 	}
 }
 
-// awaitSchema returns when the database has the schema this binary needs. It
-// waits a while for a database that is not up. A schema that a later release
-// has migrated serves too: migrations work with the release before them.
-func awaitSchema(ctx context.Context, databaseURL string, log *slog.Logger) error {
+// awaitDatabase returns when the database has a schema that this binary works
+// with, and it is known what is in front of it. It waits a while for a database
+// that is not up.
+func awaitDatabase(ctx context.Context, c *config, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, connectWithin)
 	defer cancel()
 	for told := false; ; {
-		err := db.Validate(ctx, databaseURL)
-		var schema *db.SchemaError
-		switch {
-		case err == nil:
-			return nil
-		case errors.As(err, &schema):
-			if len(schema.Pending) > 0 {
+		schema, err := db.Inspect(ctx, c.direct())
+		if err == nil {
+			if err := schema.Usable(); err != nil {
 				return err
 			}
-			log.Warn("the database was migrated by a later release", "unknown", len(schema.Unknown))
+			if schema.Exact() != nil {
+				log.Warn("the schema is another release's, and serves this one", "range", schema.Range())
+			}
+			err = c.findPooler(ctx, log)
+		}
+		switch {
+		case err == nil:
 			return nil
 		case !isAway(err) || ctx.Err() != nil:
 			return fmt.Errorf("database: %w", err)

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -213,6 +214,7 @@ type fleet struct {
 	url   string // of the database
 	token string
 	env   []string // of its processes
+	flags []string // how they reach the database; nil means url
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -226,7 +228,11 @@ func newFleet(t *testing.T) *fleet {
 
 func (f *fleet) start(role string, args ...string) *role {
 	f.t.Helper()
-	return startRoleEnv(f.t, "", f.env, append([]string{role, "--database-url", f.url}, args...)...)
+	flags := f.flags
+	if flags == nil {
+		flags = []string{"--database-url", f.url}
+	}
+	return startRoleEnv(f.t, "", f.env, slices.Concat([]string{role}, flags, args)...)
 }
 
 func (f *fleet) api() (*role, *client.Client) {

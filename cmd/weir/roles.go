@@ -46,12 +46,12 @@ func newServe() *cobra.Command {
 		`Runs API, worker and scheduler against an existing, migrated database: all that
 one machine needs in production. "weir migrate up" prepares the database.`,
 		duties{api: true, worker: true, reaper: true, scheduler: true},
-		newSettings([]setting{settingListen}, settingsCommon, settingsWork))
+		newSettings([]setting{settingListen, settingNotice}, settingsCommon, settingsWork))
 }
 
 func newAPI() *cobra.Command {
 	return roleCommand("api", "Runs the HTTP edge only", `Runs the HTTP edge: it accepts requests and answers them; workers do the work.`,
-		duties{api: true}, newSettings([]setting{settingListen}, settingsCommon, []setting{settingPrivate}))
+		duties{api: true}, newSettings([]setting{settingListen, settingNotice}, settingsCommon, []setting{settingPrivate}))
 }
 
 func newScheduler() *cobra.Command {
@@ -123,7 +123,7 @@ func runRole(cmd *cobra.Command, c *config, d duties) error {
 		if c.JSON {
 			return r.print(cmd.OutOrStdout())
 		}
-		log.Info("ready", "role", r.Role, "api", r.API, "worker_id", r.WorkerID, "took_ms", time.Since(began).Milliseconds())
+		log.Info("ready", "role", r.Role, "api", r.API, "worker_id", r.WorkerID, "database", c.connections(), "took_ms", time.Since(began).Milliseconds())
 		return nil
 	})
 }
@@ -137,8 +137,9 @@ func stopped(err error) error {
 }
 
 // run carries the duties out until soft ends, then drains: readiness goes
-// first, then no request is accepted and the worker hands its runs over, then
-// everything else stops. ready is called once everything serves.
+// first, then the worker hands its runs over, and after a notice to load
+// balancers no request is accepted; then everything else stops. ready is called
+// once everything serves.
 func (p *process) run(soft, hard context.Context, d duties, edge api.Config, ready func(readiness) error) error {
 	failed := make(chan error, 4) // what ends the process beside a signal
 	var worker *workers.Worker
@@ -169,7 +170,7 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 	if d.reaper {
 		reaper := scheduler.NewReaper(p.pool, p.direct, p.runs, p.log, lease)
 		duty.Go(func() { reaper.Run(onDuty) })
-		admission := scheduler.NewAdmission(p.direct, p.runs, p.log)
+		admission := scheduler.NewAdmission(p.pool, p.direct, p.runs, p.log)
 		duty.Go(func() { admission.Run(onDuty) })
 	}
 	if worker != nil {
@@ -197,11 +198,14 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 		}
 	}
 
+	// A worker begins to drain when readiness is gone, not with the signal.
+	working, stopWork := context.WithCancel(context.WithoutCancel(soft))
+	defer stopWork()
 	worked := make(chan struct{})
 	if worker != nil {
 		go func() {
 			defer close(worked)
-			if err := worker.Run(soft, hard); err != nil {
+			if err := worker.Run(working, hard); err != nil {
 				failed <- fmt.Errorf("worker: %w", err)
 			}
 		}()
@@ -234,7 +238,11 @@ func (p *process) run(soft, hard context.Context, d duties, edge api.Config, rea
 		}
 	}
 	if front != nil {
-		front.drain(hard, d, worked, p.config.Drain)
+		front.unready()
+	}
+	stopWork()
+	if front != nil {
+		front.drain(hard, d, worked, p.config.Notice, p.config.Drain)
 	}
 	if err != nil {
 		return err // the process cannot go on; its lease hands its runs over
@@ -328,12 +336,28 @@ const (
 	sendAnswers = 2 * time.Second
 )
 
-// drain refuses what is new and lets what is under way end. worked is closed
-// when the process's worker, if it has one, has handed its runs over.
-func (f *front) drain(hard context.Context, d duties, worked <-chan struct{}, within time.Duration) {
+// unready makes readyz say no.
+func (f *front) unready() {
 	f.ready.Store(false)
-	ctx, cancel := context.WithTimeout(hard, within+sendAnswers)
+	if f.api != nil {
+		f.api.Unready()
+	}
+}
+
+// drain, after a notice, refuses what is new and lets what is under way end.
+// worked is closed when the process's worker, if it has one, has handed its runs
+// over.
+func (f *front) drain(hard context.Context, d duties, worked <-chan struct{}, notice, within time.Duration) {
+	ctx, cancel := context.WithTimeout(hard, notice+within+sendAnswers)
 	defer cancel()
+	if f.api != nil {
+		t := time.NewTimer(notice)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
 	if f.api == nil { // operators look on while the worker drains
 		select {
 		case <-worked:

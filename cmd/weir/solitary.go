@@ -68,7 +68,7 @@ func startSolitary(ctx, soft, hard context.Context, c *config, run uuid.UUID) er
 // machine.
 func (c *config) childEnv() []string {
 	env := map[string]string{
-		"databaseUrl": c.DatabaseURL, "databaseUrlDirect": c.DatabaseURLDirect,
+		"databaseUrl": c.DatabaseURL, "databaseUrlDirect": c.DatabaseURLDirect, "pooler": c.Pooler,
 		"heartbeat": c.Heartbeat.String(), "lease": c.Lease.String(), "drain": c.Drain.String(),
 		"tools.http.allowPrivate": fmt.Sprint(c.Tools.HTTP.AllowPrivate),
 		"log.level":               c.Log.Level, "log.format": c.Log.Format,

@@ -58,7 +58,12 @@ secret is stored: what is printed cannot be shown again.`,
 			slices.Sort(t.Scopes)
 			t.Scopes = slices.Compact(t.Scopes)
 			t.Secret = db.NewTokenSecret()
-			conn, err := pgx.Connect(cmd.Context(), c.DatabaseURL)
+			config, err := pgx.ParseConfig(c.DatabaseURL)
+			if err != nil {
+				return fmt.Errorf("database: %w", err)
+			}
+			config.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // it may be a pooler
+			conn, err := pgx.ConnectConfig(cmd.Context(), config)
 			if err != nil {
 				return fmt.Errorf("database: %w", err)
 			}

@@ -50,12 +50,14 @@ func newVersion() *cobra.Command {
 			v := struct {
 				Version string `json:"version"`
 				Schema  string `json:"schema"`
+				Newest  int64  `json:"schemaVersion"`
+				Needs   int64  `json:"schemaNeeded"`
 				Go      string `json:"go"`
 				OS      string `json:"os"`
 				Arch    string `json:"arch"`
-			}{buildVersion(), db.SchemaHash(), runtime.Version(), runtime.GOOS, runtime.GOARCH}
+			}{buildVersion(), db.SchemaHash(), db.Newest(), db.Needs(), runtime.Version(), runtime.GOOS, runtime.GOARCH}
 			return out.one(cmd, v, func() {
-				fmt.Fprintf(cmd.OutOrStdout(), "weir %s (schema %s, %s, %s/%s)\n", v.Version, v.Schema, v.Go, v.OS, v.Arch)
+				fmt.Fprintf(cmd.OutOrStdout(), "weir %s (schema %d %s, works from schema %d; %s, %s/%s)\n", v.Version, v.Newest, v.Schema, v.Needs, v.Go, v.OS, v.Arch)
 			})
 		},
 	}

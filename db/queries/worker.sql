@@ -1,7 +1,10 @@
 -- name: WorkerInsert :one
-INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, solitary, lease_ms)
-VALUES (@id, @hostname, @pid, @version, @queues, coalesce(@queue_slots::int[], '{}'), @slots, @solitary, @lease_ms)
-RETURNING lock_key;
+-- before is the id that the same process had until it lost its lease: what an
+-- operator wants of it still holds.
+INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, solitary, lease_ms, wanted)
+VALUES (@id, @hostname, @pid, @version, @queues, coalesce(@queue_slots::int[], '{}'), @slots, @solitary, @lease_ms,
+        (SELECT b.wanted FROM worker b WHERE b.id = @before))
+RETURNING lock_key, coalesce(wanted, '')::text AS wanted;
 
 -- name: WorkerHeartbeat :one
 UPDATE worker SET heartbeat_at = clock_timestamp() WHERE id = @id AND state IN ('live', 'draining') RETURNING coalesce(wanted, '')::text AS wanted;
@@ -60,3 +63,12 @@ DELETE FROM idempotency WHERE ctid = ANY (ARRAY(SELECT ctid FROM idempotency
 
 -- name: ClockNow :one
 SELECT weir_now()::timestamptz AS at;
+
+-- name: DutyTake :execrows
+-- Takes or renews a duty; no row: another process has it, by its row or, with a
+-- session of its own, by the duty's lock.
+UPDATE duty SET holder = @holder, until = clock_timestamp() + make_interval(secs => @seconds::float8)
+WHERE name = @name AND (holder = @holder OR until < clock_timestamp()) AND pg_try_advisory_xact_lock(@lock_key::bigint);
+
+-- name: DutyLeave :exec
+UPDATE duty SET until = '-infinity' WHERE name = @name AND holder = @holder;

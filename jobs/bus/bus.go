@@ -64,7 +64,9 @@ type Bus struct {
 }
 
 // New makes a bus that publishes through pool and listens on a connection of
-// its own, made from listen. Run makes it work.
+// its own, made from listen. With nil for listen, where a pooler is in the way,
+// it hears what this process says alone, and everybody lives by the slow polls.
+// Run makes it work.
 func New(pool *pgxpool.Pool, listen *pgx.ConnConfig, log *slog.Logger) *Bus {
 	return &Bus{
 		pool: pool, listen: listen, log: log,
@@ -81,7 +83,9 @@ func (b *Bus) Run(ctx context.Context) {
 		defer wg.Done()
 		b.publishLoop(ctx)
 	}()
-	b.listenLoop(ctx)
+	if b.listen != nil {
+		b.listenLoop(ctx)
+	}
 	wg.Wait()
 }
 
