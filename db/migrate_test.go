@@ -3,6 +3,7 @@ package db_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -166,6 +167,39 @@ func TestValidate(t *testing.T) {
 		require.NoError(t, err)
 		require.NotZero(t, states[1].AppliedAt)
 		require.Zero(t, states[2].AppliedAt)
+	})
+}
+
+func TestUsable(t *testing.T) {
+	t.Parallel()
+
+	t.Run("LaterReleaseThatServesThisBinary", func(t *testing.T) {
+		t.Parallel()
+		url := dbtest.URL(t)
+		exec(t, url, "INSERT INTO goose_db_version (version_id, is_applied) VALUES (999999, true)")
+		require.NoError(t, db.Usable(t.Context(), url))
+		require.Error(t, db.Validate(t.Context(), url))
+	})
+
+	t.Run("LaterReleaseThatHasLeftItBehind", func(t *testing.T) {
+		t.Parallel()
+		url := dbtest.URL(t)
+		exec(t, url,
+			"INSERT INTO goose_db_version (version_id, is_applied) VALUES (999999, true)",
+			"UPDATE schema_compat SET min_binary_schema = 999999")
+		err := db.Usable(t.Context(), url)
+		require.EqualValues(t, 999999, schemaError(t, err).MinBinary)
+		require.ErrorContains(t, err, "serves binaries from schema 999999")
+		require.ErrorContains(t, err, "run the release that migrated it")
+		s, err := db.Inspect(t.Context(), url)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("the database's schema is 999999 and serves binaries from 999999; this binary's is %d and needs %d", db.Newest(), db.Needs()), s.Range())
+	})
+
+	t.Run("OlderSchema", func(t *testing.T) {
+		t.Parallel()
+		url := dbtest.EmptyURL(t)
+		require.NotEmpty(t, schemaError(t, db.Usable(t.Context(), url)).Pending)
 	})
 }
 
