@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/weir-run/weir/db"
 	"github.com/weir-run/weir/jobs"
+	"github.com/weir-run/weir/jobs/agentcfg"
 	"github.com/weir-run/weir/jobs/tracing"
 	"github.com/weir-run/weir/workers/model"
 	"github.com/weir-run/weir/workers/turn"
@@ -103,11 +105,12 @@ func (t *attempt) loop(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return t.interrupted(ctx, nil, cut{})
 		}
-		if t.w.drain.Load() {
+		next := t.state.Next(t.agent.limits)
+		if t.w.drain.Load() && !t.owes(next) {
 			return t.advance(jobs.Advance{Release: &jobs.Release{}})
 		}
 		var err error
-		switch next := t.state.Next(t.agent.limits).(type) {
+		switch next := next.(type) {
 		case turn.CallModel:
 			err = t.callModel(ctx, next)
 		case turn.RunTools:
@@ -120,6 +123,17 @@ func (t *attempt) loop(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// owes says whether next has calls that this attempt must make itself: it has
+// committed their start, so another would have to take them for sent, and may
+// not send them again.
+func (t *attempt) owes(next turn.Action) bool {
+	g, ok := next.(turn.RunTools)
+	return ok && slices.ContainsFunc(g.Open, func(o turn.Open) bool {
+		spec, known := t.agent.catalogue.Lookup(o.Call.Tool)
+		return o.Started && o.Epoch == t.run.Epoch && !(known && spec.Idempotency == agentcfg.Idempotent)
+	})
 }
 
 // prepare reads what the turn begins with: its agent as it was when the turn

@@ -233,6 +233,23 @@ func TestTurn(t *testing.T) {
 		require.NoError(t, f.pool.QueryRow(f.ctx, `SELECT losses FROM run`).Scan(&losses))
 		require.Zero(t, losses)
 	})
+	t.Run("DrainMakesTheCallsItHasStarted", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		tool := newCountingTool(t, func(w http.ResponseWriter, r *http.Request, n int) { _, _ = io.WriteString(w, `1`) })
+		f.agent(tool.agent("at_most_once"))
+		_, stop := f.worker(nil)
+		a := f.send("s", "!sleep 500ms\n!tool slow {}\n!result")
+		f.eventually("running", func() bool {
+			o, err := f.runs.Outcome(f.ctx, "default", a.RunID)
+			return err == nil && o.State == db.RunStateRunning
+		})
+		stop() // in the model call, whose commit starts the tool's
+		require.Len(t, tool.keys(), 1, "handed over unsent, it could never be sent")
+		f.worker(nil)
+		require.NotContains(t, string(f.outcome(a.RunID).Result), "interrupted")
+		require.Len(t, tool.keys(), 1)
+	})
 	t.Run("OneSessionsTurnsRunInOrder", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
