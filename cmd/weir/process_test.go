@@ -109,12 +109,12 @@ type role struct {
 // startRoleIn starts a role in a folder and waits until it is ready.
 func startRoleIn(t *testing.T, dir string, args ...string) *role {
 	t.Helper()
-	return startRoleEnv(t, dir, nil, args...)
+	return startBinary(t, weirBinary(t), dir, nil, args...)
 }
 
-func startRoleEnv(t *testing.T, dir string, env []string, args ...string) *role {
+func startBinary(t *testing.T, path, dir string, env []string, args ...string) *role {
 	t.Helper()
-	r := launchEnv(t, dir, env, append(args, "--json")...)
+	r := launchBinary(t, path, dir, env, append(args, "--json")...)
 	select {
 	case line := <-r.lines:
 		require.NoError(t, json.Unmarshal([]byte(line), &r.ready), line)
@@ -134,7 +134,12 @@ func launch(t *testing.T, dir string, args ...string) *role {
 
 func launchEnv(t *testing.T, dir string, env []string, args ...string) *role {
 	t.Helper()
-	r := &role{t: t, cmd: exec.Command(weirBinary(t), args...), lines: make(chan string, 16), log: &tail{}, done: make(chan struct{})}
+	return launchBinary(t, weirBinary(t), dir, env, args...)
+}
+
+func launchBinary(t *testing.T, path, dir string, env []string, args ...string) *role {
+	t.Helper()
+	r := &role{t: t, cmd: exec.Command(path, args...), lines: make(chan string, 16), log: &tail{}, done: make(chan struct{})}
 	r.cmd.Dir, r.cmd.Env, r.cmd.Stderr = dir, cleanEnv(env...), r.log
 	stdout, err := r.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -228,11 +233,16 @@ func newFleet(t *testing.T) *fleet {
 
 func (f *fleet) start(role string, args ...string) *role {
 	f.t.Helper()
+	return f.startBy(weirBinary(f.t), role, args...)
+}
+
+func (f *fleet) startBy(binary, role string, args ...string) *role {
+	f.t.Helper()
 	flags := f.flags
 	if flags == nil {
 		flags = []string{"--database-url", f.url}
 	}
-	return startRoleEnv(f.t, "", f.env, slices.Concat([]string{role}, flags, args)...)
+	return startBinary(f.t, binary, "", f.env, slices.Concat([]string{role}, flags, args)...)
 }
 
 func (f *fleet) api() (*role, *client.Client) {
