@@ -11,7 +11,7 @@ DURATION ?= 30m
 SEED     ?=
 FAULTS    = WEIR_FAULTS_SEED=$(SEED) WEIR_FAULTS_BINARY=$(CURDIR)/$(BIN) $(GO) test ./cmd/weir/faults -count 1 -v
 
-.PHONY: dev build test check generate lint fmt bench deploy-check faults soak fuzz clean postgres
+.PHONY: dev build test check generate lint fmt bench deploy-check faults soak fuzz clean postgres pgbouncer
 
 ## dev: run everything in one process, with a private Postgres in ./.weir
 dev: postgres build
@@ -22,7 +22,7 @@ build:
 	@$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/weir
 
 ## test: format, vet, lint, generated code, every test with -race on a real Postgres
-test: postgres check
+test: postgres pgbouncer check
 	$(GO) test -race -timeout 12m ./...
 
 ## check: what needs no database
@@ -65,6 +65,10 @@ fuzz:
 ## postgres: finds Postgres binaries, or installs Debian's
 postgres:
 	@sh .ci/postgres.sh
+
+## pgbouncer: finds PgBouncer, or installs Debian's
+pgbouncer:
+	@sh .ci/pgbouncer.sh
 
 clean:
 	rm -rf bin .weir
