@@ -52,7 +52,7 @@ func TestDutiesThroughAPooler(t *testing.T) {
 	f := setup(t)
 	for range 2 { // of which one leads
 		f.start(NewReaper(f.pool, nil, f.runs, f.log, 200*time.Millisecond).Run)
-		f.start(NewSweeper(f.pool, nil, f.runs, f.log).Run)
+		f.start(NewSweeper(f.pool, nil, f.runs, f.log, Retention{}).Run)
 		f.start(NewAdmission(f.pool, nil, f.runs, f.log).Run)
 	}
 	w := f.body(300*time.Millisecond, true)
