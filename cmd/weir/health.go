@@ -75,9 +75,12 @@ func (p *process) collectors(worker *workers.Worker) []prometheus.Collector {
 		return 0
 	}
 	all := []prometheus.Collector{
-		gauge("weir_bus_connected", "1 while this process hears the notifications of others.", func() float64 { return truth(p.bus.Alive()) }),
 		gauge("weir_pool_connections", "Open connections of this process's ordinary pool.", func() float64 { return float64(p.pool.Stat().TotalConns()) }),
 		gauge("weir_pool_in_use", "Connections of the ordinary pool in use.", func() float64 { return float64(p.pool.Stat().AcquiredConns()) }),
+	}
+	if !p.config.polls() {
+		all = append(all,
+			gauge("weir_bus_connected", "1 while this process hears the notifications of others.", func() float64 { return truth(p.bus.Alive()) }))
 	}
 	if worker != nil {
 		all = append(all,

@@ -196,9 +196,10 @@ func weir(t *testing.T, stdin string, args ...string) result {
 
 func weirEnv(t *testing.T, stdin string, env []string, args ...string) result {
 	t.Helper()
+	binary := weirBinary(t) // the first to come builds it
 	ctx, cancel := context.WithTimeout(t.Context(), stepLimit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, weirBinary(t), args...)
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = cleanEnv(env...)
 	cmd.Dir = t.TempDir()
 	cmd.Stdin = strings.NewReader(stdin)
