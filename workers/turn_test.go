@@ -239,16 +239,17 @@ func TestTurn(t *testing.T) {
 		tool := newCountingTool(t, func(w http.ResponseWriter, r *http.Request, n int) { _, _ = io.WriteString(w, `1`) })
 		f.agent(tool.agent("at_most_once"))
 		_, stop := f.worker(nil)
-		a := f.send("s", "!sleep 500ms\n!tool slow {}\n!result")
-		f.eventually("running", func() bool {
-			o, err := f.runs.Outcome(f.ctx, "default", a.RunID)
-			return err == nil && o.State == db.RunStateRunning
-		})
-		stop() // in the model call, whose commit starts the tool's
-		require.Len(t, tool.keys(), 1, "handed over unsent, it could never be sent")
+		var turns []*jobs.Accepted
+		for i := range 20 { // each a little later, so that the drain meets some in their model calls
+			turns = append(turns, f.send(fmt.Sprint(i), fmt.Sprintf("!sleep %dms\n!tool slow {}\n!result", 100+25*i)))
+		}
+		<-tool.called
+		stop()
 		f.worker(nil)
-		require.NotContains(t, string(f.outcome(a.RunID).Result), "interrupted")
-		require.Len(t, tool.keys(), 1)
+		for _, a := range turns {
+			require.NotContains(t, string(f.outcome(a.RunID).Result), "interrupted", "handed over unsent, it could never be sent")
+		}
+		require.Len(t, tool.keys(), len(turns))
 	})
 	t.Run("OneSessionsTurnsRunInOrder", func(t *testing.T) {
 		t.Parallel()

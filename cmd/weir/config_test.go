@@ -104,6 +104,7 @@ agents:
 		"LeaseTooShort":    {args: []string{"--lease", "3s"}, says: "three times --heartbeat"},
 		"Listen":           {args: []string{"--listen", "5003"}, says: "host:port"},
 		"DatabaseURL":      {args: []string{"--database-url", "postgres://h:port/x"}, says: "--database-url"},
+		"Pooler":           {args: []string{"--pooler", "session"}, says: "--pooler must be auto, none or transaction"},
 		"LogLevel":         {args: []string{"--log-level", "loud"}, says: "--log-level"},
 		"MissingFile":      {args: []string{"--config", "/nonexistent.yaml"}, says: "config file /nonexistent.yaml"},
 		"NegativeDuration": {args: []string{"--drain", "-1s"}, says: "--drain"},

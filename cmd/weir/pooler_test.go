@@ -186,6 +186,11 @@ func TestPoolers(t *testing.T) {
 
 			f.leavesNothing(bouncer, setup.polls)
 			f.doctor(setup.doctor)
+			if setup.polls {
+				r := weir(t, "", append([]string{"doctor", "--pooler", "none"}, flags...)...)
+				require.Equal(t, exitFailed, r.code, "it is told that there is no pooler")
+				require.Contains(t, r.stderr, "broken: pooler")
+			}
 
 			// Nobody may judge others before its own lease has passed.
 			require.Eventually(t, func() bool { return time.Since(began) > 4*time.Second }, stepLimit, 50*time.Millisecond)
