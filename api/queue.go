@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -19,10 +20,10 @@ type QueueInfo struct {
 	Paused        bool    `json:"paused"`
 	PausedAt      *string `json:"pausedAt,omitempty"`
 	MaxRunning    *int32  `json:"maxRunning,omitempty" jsonschema_description:"Of the whole fleet; absent: what its slots allow."`
-	MaxWaiting    *int32  `json:"maxWaiting,omitempty" jsonschema_description:"Runs that may wait before others are refused; absent: no limit."`
-	Waiting       int64   `json:"waiting" jsonschema_description:"Runs that wait for admission, as of a second ago; counted up to 10000."`
+	MaxWaiting    *int32  `json:"maxWaiting,omitempty" jsonschema_description:"Runs that may wait for admission before those that would wait, too, are refused; absent: no limit."`
+	Waiting       int64   `json:"waiting" jsonschema_description:"Runs that wait for admission; counted up to 10000."`
 	Admitted      int64   `json:"admitted" jsonschema_description:"Runs that any worker may start now; counted up to 10000."`
-	Running       int64   `json:"running" jsonschema_description:"As of a second ago."`
+	Running       int64   `json:"running"`
 	Slots         int64   `json:"slots" jsonschema_description:"Of all live workers that serve the queue."`
 	OldestSeconds float64 `json:"oldestSeconds" jsonschema_description:"How long the one has waited for admission that has waited longest."`
 	FastPath      bool    `json:"fastPath" jsonschema_description:"Nobody waits: what is accepted may start at once."`
@@ -38,11 +39,19 @@ func (s *Server) queueList(ctx context.Context, _ *struct{}) (*QueueListResult, 
 	if err != nil {
 		return nil, fmt.Errorf("list queues: %w", err)
 	}
+	ages, err := s.queries.MetricAdmission(ctx, s.pool, db.MetricAdmissionParams{MaxFlows: 1000, MaxRows: 1})
+	if err != nil {
+		return nil, fmt.Errorf("list queues: %w", err)
+	}
+	oldest := map[string]float64{}
+	for _, a := range ages {
+		oldest[a.Name] = a.OldestSeconds
+	}
 	r := &QueueListResult{Queues: make([]QueueInfo, len(rows))}
 	for i, q := range rows {
 		r.Queues[i] = QueueInfo{
 			Queue: q.Name, Paused: q.PausedAt != nil, MaxRunning: q.MaxRunning, MaxWaiting: q.MaxWaiting, Waiting: q.Waiting,
-			Admitted: q.Admitted, Running: q.Running, Slots: q.Slots, OldestSeconds: q.OldestSeconds, FastPath: q.Open,
+			Admitted: q.Admitted, Running: q.Running, Slots: q.Slots, OldestSeconds: oldest[q.Name], FastPath: q.Open,
 		}
 		if q.PausedAt != nil {
 			r.Queues[i].PausedAt = new(timestamp(*q.PausedAt))
@@ -84,19 +93,54 @@ func (s *Server) queuePause(ctx context.Context, p *QueueParams) (*QueueResult, 
 	if _, err := s.queries.QueuePause(ctx, s.pool, string(p.Queue)); err != nil {
 		return nil, fmt.Errorf("pause queue: %w", err)
 	}
+	// Who was under way may not have seen the pause, and admits; who claims holds
+	// rows that are passed over. Once they have ended nothing of it starts.
 	r := &QueueResult{Queue: string(p.Queue)}
-	for {
-		n, err := s.queries.QueueTakeBack(ctx, s.pool, string(p.Queue))
-		if err != nil {
-			return nil, fmt.Errorf("take back: %w", err)
+	for range 2 {
+		if err := s.othersEnded(ctx); err != nil {
+			return nil, fmt.Errorf("pause queue: %w", err)
 		}
-		r.TakenBack += n
-		if n == 0 {
-			s.admissionChanged()
-			return r, nil
+		for n := int64(1); n > 0; r.TakenBack += n {
+			var err error
+			if n, err = s.queries.QueueTakeBack(ctx, s.pool, string(p.Queue)); err != nil {
+				return nil, fmt.Errorf("take back: %w", err)
+			}
 		}
 	}
+	if err := s.othersEnded(ctx); err != nil {
+		return nil, fmt.Errorf("pause queue: %w", err)
+	}
+	s.admissionChanged()
+	return r, nil
 }
+
+// othersEnded waits until every transaction that writes and has begun before
+// now has ended, but not for one that takes very long.
+func (s *Server) othersEnded(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, othersWithin)
+	defer cancel()
+	mark, err := s.queries.XactNow(ctx, s.pool)
+	for err == nil {
+		var goingOn bool
+		if goingOn, err = s.queries.XactsBefore(ctx, s.pool, mark); err == nil && !goingOn {
+			return nil
+		}
+		select {
+		case <-time.After(othersPoll):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // it waited as long as it may
+	}
+	return err
+}
+
+const (
+	othersWithin = 2 * time.Second
+	othersPoll   = 2 * time.Millisecond
+)
 
 func (s *Server) defineQueueResume() Method {
 	return Define("queue.resume", ScopeAdmin, "Lets a paused queue go on.", s.queueResume, Ours, Fleet)
@@ -162,7 +206,7 @@ func (s *Server) admissionChanged() { s.runs.Bus().Publish(nil, bus.Message{Topi
 // TenantInfo is a tenant with its share of the fleet.
 type TenantInfo struct {
 	TenantID   string  `json:"tenantId"`
-	Weight     float64 `json:"weight" jsonschema_description:"Its share of the slots while others want them too, relative to theirs."`
+	Weight     float64 `json:"weight" jsonschema_description:"Its share of the starts while others wait too, relative to theirs."`
 	MaxRunning *int32  `json:"maxRunning,omitempty" jsonschema_description:"Its runs at once in the whole fleet; absent: no limit."`
 	CreatedAt  string  `json:"createdAt"`
 }

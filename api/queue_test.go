@@ -62,8 +62,12 @@ func TestQueues(t *testing.T) {
 	t.Run("AFullQueueRefusesAndStoresNothing", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		f.result(f.admin, "queue.limit", map[string]any{"queue": "turns", "maxWaiting": 0})
-		f.exec(`UPDATE queue SET is_full = true WHERE name = 'turns'`) // as the admitter sees it
+		f.result(f.admin, "queue.limit", map[string]any{"queue": "turns", "maxWaiting": 2})
+		f.exec(`UPDATE queue SET open = false WHERE name = 'turns'`) // no admitter lives, or there is no room
+		f.result(f.rpc, "agent.request", request("one", "x"))
+		f.result(f.rpc, "agent.request", request("two", "x"))
+		f.result(f.rpc, "agent.request", request("one", "behind its session's turn"))
+		require.InDelta(t, 2, f.queue("turns")["waiting"], 0)
 		before := f.stored()
 		e := f.refused(rpc.Unavailable, f.rpc, "agent.request", request("s", "x", "idempotencyKey", "k"))
 		require.Equal(t, map[string]any{"queue": "turns", "retryable": true}, e.Data)

@@ -94,7 +94,7 @@ func startPod(t testing.TB, url string, configure func(*Config)) *pod {
 	require.NoError(t, err)
 	t.Cleanup(hot.Close)
 	log := slog.New(slog.NewJSONHandler(p.log, nil))
-	_, err = p.pool.Exec(context.Background(), `UPDATE queue SET open = true, looked_at = 'infinity'`) // no admitter works here
+	_, err = p.pool.Exec(context.Background(), `UPDATE queue SET open = true, free = 1000000, looked_at = 'infinity'`) // no admitter works here
 	require.NoError(t, err)
 	b := bus.New(p.pool, p.pool.Config().ConnConfig, log)
 	ctx, cancel := context.WithCancel(context.Background())

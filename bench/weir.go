@@ -115,7 +115,7 @@ func fastPath(ctx context.Context, url string, open bool) error {
 		return err
 	}
 	defer pool.Close()
-	_, err = pool.Exec(ctx, `UPDATE queue SET open = $1, looked_at = CASE WHEN $1 THEN 'infinity' ELSE '-infinity' END::timestamptz`, open)
+	_, err = pool.Exec(ctx, `UPDATE queue SET open = $1, free = 1000000, looked_at = CASE WHEN $1 THEN 'infinity' ELSE '-infinity' END::timestamptz`, open)
 	return err
 }
 

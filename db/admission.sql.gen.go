@@ -16,6 +16,7 @@ const admissionAdmit = `-- name: AdmissionAdmit :many
 UPDATE run r SET admitted_at = weir_now(), nudged_at = clock_timestamp(), ready_at = NULL
 FROM (SELECT q.id FROM run q
       WHERE q.id = ANY ($1::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
+        AND NOT EXISTS (SELECT FROM queue p WHERE p.name = q.queue AND p.paused_at IS NOT NULL)
       ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
 WHERE r.id = c.id
 RETURNING r.id, r.kind
@@ -26,8 +27,8 @@ type AdmissionAdmitRow struct {
 	Kind RunKind
 }
 
-// Admits those among the runs that still wait and that nobody holds. It locks
-// and judges by the same rows alone.
+// Admits those among the runs that still wait and that nobody holds, and whose
+// queue was not paused before the transaction had its number.
 func (q *Queries) AdmissionAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) ([]AdmissionAdmitRow, error) {
 	rows, err := db.Query(ctx, admissionAdmit, ids)
 	if err != nil {
@@ -38,43 +39,6 @@ func (q *Queries) AdmissionAdmit(ctx context.Context, db DBTX, ids []uuid.UUID) 
 	for rows.Next() {
 		var i AdmissionAdmitRow
 		if err := rows.Scan(&i.ID, &i.Kind); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const admissionCount = `-- name: AdmissionCount :many
-WITH running AS MATERIALIZED (SELECT queue, count(*) AS n FROM run WHERE state = 'running' GROUP BY queue), c AS (
-    SELECT n.name, coalesce((SELECT r.n FROM running r WHERE r.queue = n.name), 0)::bigint AS running,
-           (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
-                                    AND r.queue = n.name LIMIT $1) w)::bigint AS waiting
-    FROM queue n)
-UPDATE queue q SET running = c.running, waiting = c.waiting FROM c WHERE q.name = c.name
-RETURNING q.name, q.running, q.waiting
-`
-
-type AdmissionCountRow struct {
-	Name    string
-	Running int64
-	Waiting int64
-}
-
-// Notes how much waits, counted up to a bound, and runs.
-func (q *Queries) AdmissionCount(ctx context.Context, db DBTX, bound int32) ([]AdmissionCountRow, error) {
-	rows, err := db.Query(ctx, admissionCount, bound)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []AdmissionCountRow
-	for rows.Next() {
-		var i AdmissionCountRow
-		if err := rows.Scan(&i.Name, &i.Running, &i.Waiting); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -97,7 +61,7 @@ WITH RECURSIVE flow AS (
           AND (r.queue, r.tenant_id, r.agent) > (f.queue, f.tenant_id, f.agent)
         ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1) n
 )
-SELECT f.queue, f.tenant_id, f.agent, f.ready_at, coalesce(t.weight, 1)::float8 AS weight, coalesce(t.max_running, -1)::int AS tenant_max,
+SELECT f.queue, f.tenant_id, f.agent, coalesce(t.weight, 1)::float8 AS weight, coalesce(t.max_running, -1)::int AS tenant_max,
        coalesce(a.max_running, -1)::int AS agent_max
 FROM flow f LEFT JOIN tenant t ON t.id = f.tenant_id LEFT JOIN agent a ON a.tenant_id = f.tenant_id AND a.name = f.agent
 `
@@ -106,7 +70,6 @@ type AdmissionFlowsRow struct {
 	Queue     string
 	TenantID  string
 	Agent     string
-	ReadyAt   *time.Time
 	Weight    float64
 	TenantMax int32
 	AgentMax  int32
@@ -126,7 +89,6 @@ func (q *Queries) AdmissionFlows(ctx context.Context, db DBTX) ([]AdmissionFlows
 			&i.Queue,
 			&i.TenantID,
 			&i.Agent,
-			&i.ReadyAt,
 			&i.Weight,
 			&i.TenantMax,
 			&i.AgentMax,
@@ -142,29 +104,19 @@ func (q *Queries) AdmissionFlows(ctx context.Context, db DBTX) ([]AdmissionFlows
 }
 
 const admissionGate = `-- name: AdmissionGate :exec
-UPDATE queue q SET open = g.open, is_full = g.is_full, looked_at = clock_timestamp(), slots = g.slots,
-    oldest_at = nullif(g.oldest_at, 'epoch'::timestamptz)
-FROM (SELECT unnest($1::text[]) AS name, unnest($2::bool[]) AS open, unnest($3::bool[]) AS is_full,
-             unnest($4::bigint[]) AS slots, unnest($5::timestamptz[]) AS oldest_at) g
+UPDATE queue q SET open = g.open, free = g.free, looked_at = clock_timestamp()
+FROM (SELECT unnest($1::text[]) AS name, unnest($2::bool[]) AS open, unnest($3::int[]) AS free) g
 WHERE q.name = g.name
 `
 
 type AdmissionGateParams struct {
-	Names     []string
-	Opens     []bool
-	Fulls     []bool
-	Slots     []int64
-	OldestAts []time.Time
+	Names []string
+	Opens []bool
+	Frees []int32
 }
 
 func (q *Queries) AdmissionGate(ctx context.Context, db DBTX, arg AdmissionGateParams) error {
-	_, err := db.Exec(ctx, admissionGate,
-		arg.Names,
-		arg.Opens,
-		arg.Fulls,
-		arg.Slots,
-		arg.OldestAts,
-	)
+	_, err := db.Exec(ctx, admissionGate, arg.Names, arg.Opens, arg.Frees)
 	return err
 }
 
@@ -277,12 +229,14 @@ func (q *Queries) AdmissionInFlight(ctx context.Context, db DBTX) ([]AdmissionIn
 
 const admissionQueues = `-- name: AdmissionQueues :many
 SELECT q.name, (q.paused_at IS NOT NULL)::bool AS paused, coalesce(q.max_running, -1)::int AS max_running, coalesce(q.max_waiting, -1)::int AS max_waiting,
-       q.open, q.is_full,
+       q.open, q.free,
        (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name
                               LIMIT $1) r)::bigint AS unclaimed,
-       (SELECT count(*) FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues))::bigint AS workers,
+       (SELECT count(*) FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues)
+          AND w.heartbeat_at > clock_timestamp() - w.lease_ms * interval '1 millisecond')::bigint AS workers,
        (SELECT coalesce(sum(w.queue_slots[array_position(w.queues, q.name)]), 0)
-        FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues))::bigint AS slots
+        FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues)
+          AND w.heartbeat_at > clock_timestamp() - w.lease_ms * interval '1 millisecond')::bigint AS slots
 FROM queue q ORDER BY q.name
 `
 
@@ -292,7 +246,7 @@ type AdmissionQueuesRow struct {
 	MaxRunning int32
 	MaxWaiting int32
 	Open       bool
-	IsFull     bool
+	Free       int32
 	Unclaimed  int64
 	Workers    int64
 	Slots      int64
@@ -315,7 +269,7 @@ func (q *Queries) AdmissionQueues(ctx context.Context, db DBTX, bound int32) ([]
 			&i.MaxRunning,
 			&i.MaxWaiting,
 			&i.Open,
-			&i.IsFull,
+			&i.Free,
 			&i.Unclaimed,
 			&i.Workers,
 			&i.Slots,
@@ -328,6 +282,47 @@ func (q *Queries) AdmissionQueues(ctx context.Context, db DBTX, bound int32) ([]
 		return nil, err
 	}
 	return items, nil
+}
+
+const admissionRunning = `-- name: AdmissionRunning :many
+SELECT queue, count(*) AS n FROM run WHERE state = 'running' GROUP BY queue
+`
+
+type AdmissionRunningRow struct {
+	Queue string
+	N     int64
+}
+
+func (q *Queries) AdmissionRunning(ctx context.Context, db DBTX) ([]AdmissionRunningRow, error) {
+	rows, err := db.Query(ctx, admissionRunning)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []AdmissionRunningRow
+	for rows.Next() {
+		var i AdmissionRunningRow
+		if err := rows.Scan(&i.Queue, &i.N); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const admissionXact = `-- name: AdmissionXact :one
+SELECT pg_current_xact_id()::text AS xid
+`
+
+// Gives the transaction its number, by which a pause waits for it.
+func (q *Queries) AdmissionXact(ctx context.Context, db DBTX) (string, error) {
+	row := db.QueryRow(ctx, admissionXact)
+	var xid string
+	err := row.Scan(&xid)
+	return xid, err
 }
 
 const queueLimit = `-- name: QueueLimit :execrows
@@ -353,24 +348,25 @@ func (q *Queries) QueueLimit(ctx context.Context, db DBTX, arg QueueLimitParams)
 }
 
 const queueList = `-- name: QueueList :many
-SELECT q.name, q.paused_at, q.max_running, q.max_waiting, q.open, q.waiting, q.running, q.slots,
+SELECT q.name, q.paused_at, q.max_running, q.max_waiting, (q.open AND q.looked_at > clock_timestamp() - interval '3 seconds')::bool AS open,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                              LIMIT 10000) r)::bigint AS waiting,
        (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name
                               LIMIT 10000) r)::bigint AS admitted,
-       coalesce(extract(epoch FROM clock_timestamp() - q.oldest_at), 0)::float8 AS oldest_seconds
-FROM queue q ORDER BY q.name
+       b.running::bigint AS running, b.slots::bigint AS slots
+FROM queue q JOIN weir_backlog b ON b.queue = q.name ORDER BY q.name
 `
 
 type QueueListRow struct {
-	Name          string
-	PausedAt      *time.Time
-	MaxRunning    *int32
-	MaxWaiting    *int32
-	Open          bool
-	Waiting       int64
-	Running       int64
-	Slots         int64
-	Admitted      int64
-	OldestSeconds float64
+	Name       string
+	PausedAt   *time.Time
+	MaxRunning *int32
+	MaxWaiting *int32
+	Open       bool
+	Waiting    int64
+	Admitted   int64
+	Running    int64
+	Slots      int64
 }
 
 func (q *Queries) QueueList(ctx context.Context, db DBTX) ([]QueueListRow, error) {
@@ -389,10 +385,9 @@ func (q *Queries) QueueList(ctx context.Context, db DBTX) ([]QueueListRow, error
 			&i.MaxWaiting,
 			&i.Open,
 			&i.Waiting,
+			&i.Admitted,
 			&i.Running,
 			&i.Slots,
-			&i.Admitted,
-			&i.OldestSeconds,
 		); err != nil {
 			return nil, err
 		}
@@ -533,24 +528,30 @@ func (q *Queries) TenantSet(ctx context.Context, db DBTX, arg TenantSetParams) (
 }
 
 const unitGate = `-- name: UnitGate :many
-SELECT 'open'::text AS what, q.name AS scope, ''::text AS name FROM queue q
-WHERE q.open AND q.paused_at IS NULL AND q.max_running IS NULL AND q.looked_at > clock_timestamp() - interval '5 seconds'
+SELECT 'open'::text AS what, q.name AS scope, ''::text AS name, q.free AS n, extract(epoch FROM q.looked_at)::float8 AS version FROM queue q
+WHERE q.open AND q.paused_at IS NULL AND q.max_running IS NULL AND q.looked_at > clock_timestamp() - interval '3 seconds'
 UNION ALL
-SELECT 'full', q.name, '' FROM queue q WHERE q.is_full AND q.max_waiting IS NOT NULL
+SELECT 'wait', q.name, '', q.max_waiting
+       - (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                                LIMIT q.max_waiting) r)::int, 0
+FROM queue q WHERE q.max_waiting IS NOT NULL
 UNION ALL
-(SELECT 'tenant', t.id, '' FROM tenant t WHERE t.max_running IS NOT NULL LIMIT 201)
+(SELECT 'tenant', t.id, '', 0, 0 FROM tenant t WHERE t.max_running IS NOT NULL LIMIT 201)
 UNION ALL
-(SELECT 'agent', a.tenant_id, a.name FROM agent a WHERE a.max_running IS NOT NULL LIMIT 201)
+(SELECT 'agent', a.tenant_id, a.name, 0, 0 FROM agent a WHERE a.max_running IS NOT NULL LIMIT 201)
 `
 
 type UnitGateRow struct {
-	What  string
-	Scope string
-	Name  string
+	What    string
+	Scope   string
+	Name    string
+	N       int32
+	Version float64
 }
 
-// What may be admitted without the admitter: the open queues; not of tenants
-// and agents with a limit, whose number is bounded.
+// What may be admitted without the admitter: so many of the open queues since
+// the look at version; not of tenants and agents with a limit, whose number is
+// bounded. And how many more may wait, where that is limited.
 func (q *Queries) UnitGate(ctx context.Context, db DBTX) ([]UnitGateRow, error) {
 	rows, err := db.Query(ctx, unitGate)
 	if err != nil {
@@ -560,7 +561,13 @@ func (q *Queries) UnitGate(ctx context.Context, db DBTX) ([]UnitGateRow, error) 
 	var items []UnitGateRow
 	for rows.Next() {
 		var i UnitGateRow
-		if err := rows.Scan(&i.What, &i.Scope, &i.Name); err != nil {
+		if err := rows.Scan(
+			&i.What,
+			&i.Scope,
+			&i.Name,
+			&i.N,
+			&i.Version,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -579,4 +586,27 @@ UPDATE run SET ready_at = clock_timestamp() WHERE id = ANY ($1::uuid[])
 func (q *Queries) UnitRunReady(ctx context.Context, db DBTX, ids []uuid.UUID) error {
 	_, err := db.Exec(ctx, unitRunReady, ids)
 	return err
+}
+
+const xactNow = `-- name: XactNow :one
+SELECT pg_current_xact_id()::text AS xid
+`
+
+func (q *Queries) XactNow(ctx context.Context, db DBTX) (string, error) {
+	row := db.QueryRow(ctx, xactNow)
+	var xid string
+	err := row.Scan(&xid)
+	return xid, err
+}
+
+const xactsBefore = `-- name: XactsBefore :one
+SELECT (pg_snapshot_xmin(pg_current_snapshot()) < ($1::text)::xid8)::bool AS going_on
+`
+
+// Whether a transaction that writes began before this one and has not ended.
+func (q *Queries) XactsBefore(ctx context.Context, db DBTX, xid string) (bool, error) {
+	row := db.QueryRow(ctx, xactsBefore, xid)
+	var going_on bool
+	err := row.Scan(&going_on)
+	return going_on, err
 }

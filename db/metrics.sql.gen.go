@@ -10,19 +10,41 @@ import (
 )
 
 const metricAdmission = `-- name: MetricAdmission :many
-SELECT name, waiting, (paused_at IS NOT NULL)::bool AS paused, coalesce(extract(epoch FROM clock_timestamp() - oldest_at), 0)::float8 AS oldest_seconds FROM queue
+WITH RECURSIVE flow AS (
+    (SELECT r.queue, r.tenant_id, r.agent, r.ready_at, 1 AS n FROM run r
+     WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+     ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.tenant_id, n.agent, n.ready_at, f.n + 1 FROM flow f CROSS JOIN LATERAL (
+        SELECT r.queue, r.tenant_id, r.agent, r.ready_at FROM run r
+        WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+          AND (r.queue, r.tenant_id, r.agent) > (f.queue, f.tenant_id, f.agent)
+        ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1) n
+    WHERE f.n < $2::int
+)
+SELECT q.name, (q.paused_at IS NOT NULL)::bool AS paused,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                              LIMIT $1::int) r)::bigint AS waiting,
+       coalesce((SELECT extract(epoch FROM clock_timestamp() - min(f.ready_at)) FROM flow f WHERE f.queue = q.name), 0)::float8 AS oldest_seconds
+FROM queue q
 `
+
+type MetricAdmissionParams struct {
+	MaxRows  int32
+	MaxFlows int32
+}
 
 type MetricAdmissionRow struct {
 	Name          string
-	Waiting       int64
 	Paused        bool
+	Waiting       int64
 	OldestSeconds float64
 }
 
-// What the admitter has noted of each queue.
-func (q *Queries) MetricAdmission(ctx context.Context, db DBTX) ([]MetricAdmissionRow, error) {
-	rows, err := db.Query(ctx, metricAdmission)
+// What waits for admission in each queue, counted up to a bound, and how long
+// the heads of its flows have waited.
+func (q *Queries) MetricAdmission(ctx context.Context, db DBTX, arg MetricAdmissionParams) ([]MetricAdmissionRow, error) {
+	rows, err := db.Query(ctx, metricAdmission, arg.MaxRows, arg.MaxFlows)
 	if err != nil {
 		return nil, err
 	}
@@ -32,8 +54,8 @@ func (q *Queries) MetricAdmission(ctx context.Context, db DBTX) ([]MetricAdmissi
 		var i MetricAdmissionRow
 		if err := rows.Scan(
 			&i.Name,
-			&i.Waiting,
 			&i.Paused,
+			&i.Waiting,
 			&i.OldestSeconds,
 		); err != nil {
 			return nil, err

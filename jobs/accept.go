@@ -232,7 +232,9 @@ func (o *acceptOp) apply(u *unit) (err error) {
 		return &TaskEndedError{s.ID, *s.TaskStatus}
 	case s.HeadRunID != nil && int(s.Queued) >= o.terms.QueueCap:
 		return &BusyError{int(s.Queued)}
-	case u.gate.full[queue]:
+	}
+	starts := s.HeadRunID == nil && u.gate.admits(queue, s.TenantID, o.terms.Agent)
+	if s.HeadRunID == nil && !starts && !u.gate.mayWait(queue) {
 		return &FullError{queue}
 	}
 
@@ -251,7 +253,7 @@ func (o *acceptOp) apply(u *unit) (err error) {
 	}
 	s.turns++
 	o.out = Accepted{RunID: run.ID, SessionID: s.ID, ConversationRef: s.ConversationRef, Agent: o.terms.Agent, Seq: run.RequestSeq}
-	u.enlist(s, run, &o.out)
+	u.enlist(s, run, &o.out, starts)
 	u.newRuns = append(u.newRuns, run)
 	if o.key != nil {
 		stored, err := json.Marshal(o.out)
@@ -265,15 +267,15 @@ func (o *acceptOp) apply(u *unit) (err error) {
 	return nil
 }
 
-// enlist puts a new run into its session's lane: at its head, or in the queue
-// behind it.
-func (u *unit) enlist(s *sessionRow, run *runRow, out *Accepted) {
+// enlist puts a new run into its session's lane: in the queue behind others, or
+// at its head, where it starts or waits for admission.
+func (u *unit) enlist(s *sessionRow, run *runRow, out *Accepted, starts bool) {
 	s.dirty = true
 	if s.HeadRunID == nil {
 		s.HeadRunID = &run.ID
 		out.Phase = PhaseThinking
 		u.event(s, run.ID, statusEvent(PhaseThinking))
-		u.enqueue(run)
+		u.enqueue(run, starts)
 		return
 	}
 	s.Queued++

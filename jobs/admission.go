@@ -28,7 +28,6 @@ const (
 	fullRound    = 80 * time.Millisecond  // at most, between rounds while runs wait and there is no room
 	IdleRound    = 200 * time.Millisecond // between looks while nothing waits
 	tellEvery    = time.Second            // the queues' rows, when nothing changes
-	countBound   = 10_000
 	costlyLook   = 5 * time.Millisecond
 	spare        = 20 // how much longer than a costly look the time until the next is
 )
@@ -52,6 +51,8 @@ type Admitter struct {
 	flows    []flow
 	found    pace // the look for flows
 	told     time.Time
+	counted  time.Time                 // what runs
+	running  pace                      // the count of it
 	inFlight []db.AdmissionInFlightRow // of this round, if a limit needs it
 	next     time.Duration             // of the last round, while runs wait
 }
@@ -61,13 +62,14 @@ type admissionQueue struct {
 	name                   string
 	target                 float64 // runs that River should hold
 	rate                   float64 // starts a second
+	ahead                  float64 // what the fleet starts within buffer, at least one per process
 	unclaimed              int64   // at the last look, with what was admitted since
 	looked                 time.Time
 	running, slots         int64
-	free                   int64 // slots, as far as is known since the last count
+	started                int64 // since running was counted
 	maxRunning, maxWaiting int32
-	waiting                int64
-	open, full, paused     bool
+	open, paused           bool
+	told                   int32              // free, as the row says it
 	virtual                map[string]float64 // time of each tenant that waits
 	since                  map[flowKey]time.Time
 	whole                  pace // the look at flows from their beginning
@@ -80,7 +82,6 @@ type flow struct {
 	flowKey
 	weight              float64
 	tenantMax, agentMax int32 // negative: no limit
-	oldest              time.Time
 }
 
 // pace spaces a look out by what it costs: vacuum may be held up, and the look
@@ -212,7 +213,7 @@ func (a *Admitter) look(ctx context.Context, conn *pgx.Conn) error {
 			a.queues[r.Name] = q
 		}
 		q.paused, q.maxRunning, q.maxWaiting = r.Paused, r.MaxRunning, r.MaxWaiting
-		q.open, q.full, q.slots = r.Open, r.IsFull, r.Slots
+		q.open, q.told, q.slots = r.Open, r.Free, r.Slots
 		q.adapt(now, r.Unclaimed, r.Workers)
 		limited = limited || q.maxRunning >= 0
 	}
@@ -224,7 +225,7 @@ func (a *Admitter) look(ctx context.Context, conn *pgx.Conn) error {
 		a.found.took(now, a.costly)
 		a.flows = a.flows[:0]
 		for _, f := range flows {
-			a.flows = append(a.flows, flow{flowKey{f.Queue, f.TenantID, f.Agent}, f.Weight, f.TenantMax, f.AgentMax, *f.ReadyAt})
+			a.flows = append(a.flows, flow{flowKey{f.Queue, f.TenantID, f.Agent}, f.Weight, f.TenantMax, f.AgentMax})
 		}
 	}
 	for _, f := range a.flows {
@@ -245,17 +246,18 @@ func (a *Admitter) look(ctx context.Context, conn *pgx.Conn) error {
 func (q *admissionQueue) adapt(now time.Time, unclaimed, workers int64) {
 	if elapsed := now.Sub(q.looked).Seconds(); elapsed >= busyRound.Seconds()/2 {
 		starts := max(0, q.unclaimed-unclaimed)
-		q.free -= starts
+		q.started += starts
 		rate := float64(starts) / elapsed
 		weight := math.Min(1, elapsed/0.3) // what is older than some 300 ms counts little
 		q.rate += (rate - q.rate) * weight
 		q.looked, q.unclaimed = now, unclaimed
 	}
-	want := q.rate * buffer.Seconds()
+	q.ahead = math.Max(q.rate*buffer.Seconds(), float64(workers))
+	want := q.ahead
 	if unclaimed == 0 {
-		want = math.Max(want, math.Max(float64(q.free), math.Min(2*q.target, float64(q.slots))))
+		want = math.Max(want, math.Max(float64(q.free()), math.Min(2*q.target, float64(q.slots))))
 	}
-	q.target = math.Max(want, float64(workers))
+	q.target = want
 }
 
 // room is how many runs may be admitted now.
@@ -540,6 +542,9 @@ func (a *Admitter) give(ctx context.Context, conn *pgx.Conn, picked []choice) (c
 	for i, p := range picked {
 		ids[i] = p.id
 	}
+	if _, err := a.queries.AdmissionXact(ctx, conn); err != nil {
+		return nil, err
+	}
 	rows, err := a.queries.AdmissionAdmit(ctx, conn, ids)
 	if err != nil {
 		return nil, fmt.Errorf("admit: %w", err)
@@ -581,48 +586,52 @@ func (a *Admitter) given(counts map[*admissionQueue]int) {
 	}
 }
 
-// tell opens or closes the fast path, and writes the queues' rows now and then
-// also when nothing changes: a fast path whose admitter is gone closes by
-// itself.
+// tell opens or closes the fast path and says how much may take it, and writes
+// the queues' rows now and then also when nothing changes: a fast path whose
+// admitter is gone closes by itself.
 func (a *Admitter) tell(ctx context.Context, conn *pgx.Conn) error {
 	now := time.Now()
-	count := now.Sub(a.told) >= tellEvery
-	if count {
-		rows, err := a.queries.AdmissionCount(ctx, conn, countBound)
+	started := false
+	for _, q := range a.queues {
+		started = started || q.started > 0
+	}
+	if (started || now.Sub(a.counted) >= tellEvery) && a.running.due(now) {
+		rows, err := a.queries.AdmissionRunning(ctx, conn)
 		if err != nil {
 			return fmt.Errorf("count: %w", err)
 		}
+		a.running.took(now, a.costly)
+		a.counted = now
+		for _, q := range a.queues {
+			q.running, q.started = 0, 0
+		}
 		for _, r := range rows {
-			if q := a.queues[r.Name]; q != nil {
-				q.running, q.waiting, q.free = r.Running, r.Waiting, q.slots-r.Running
+			if q := a.queues[r.Queue]; q != nil {
+				q.running = r.N
 			}
 		}
-		a.told = now
 	}
 	var arg db.AdmissionGateParams
-	changed := false
+	changed := now.Sub(a.told) >= tellEvery
 	for _, q := range a.queues {
-		open, full := a.mayOpen(q), q.maxWaiting >= 0 && q.waiting >= int64(q.maxWaiting)
-		changed = changed || open != q.open || full != q.full
-		arg.Names, arg.Opens = append(arg.Names, q.name), append(arg.Opens, open)
-		arg.Fulls, arg.Slots, arg.OldestAts = append(arg.Fulls, full), append(arg.Slots, q.slots), append(arg.OldestAts, a.oldest(q))
+		open, free := a.mayOpen(q), q.mayStart()
+		changed = changed || open != q.open || open && free != q.told
+		arg.Names, arg.Opens, arg.Frees = append(arg.Names, q.name), append(arg.Opens, open), append(arg.Frees, free)
 	}
-	if !changed && !count {
+	if !changed {
 		return nil
 	}
+	a.told = now
 	return a.queries.AdmissionGate(ctx, conn, arg)
 }
 
-// oldest is since when the run has waited that waits longest; epoch0 when none
-// does.
-func (a *Admitter) oldest(q *admissionQueue) time.Time {
-	oldest := epoch0
-	for _, f := range a.flowsOf(q) {
-		if oldest.Equal(epoch0) || f.oldest.Before(oldest) {
-			oldest = f.oldest
-		}
-	}
-	return oldest
+// free is how many slots nobody has, as far as is known since the last count.
+func (q *admissionQueue) free() int64 { return q.slots - q.running - q.started }
+
+// mayStart is how many runs the fast path may admit until the next look: what
+// starts at once, and the buffer.
+func (q *admissionQueue) mayStart() int32 {
+	return int32(min(max(q.free()+int64(math.Ceil(q.ahead))-q.unclaimed, 0), math.MaxInt32))
 }
 
 // mayOpen says whether accepts and lanes may admit at once: nobody waits for
@@ -638,7 +647,7 @@ func (a *Admitter) mayOpen(q *admissionQueue) bool {
 			return false
 		}
 	}
-	return float64(q.running+q.unclaimed) < float64(q.slots)+math.Max(q.target, 1)
+	return q.mayStart() > 0
 }
 
 // Ready tells when runs wait for admission that did not before.

@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -105,21 +106,49 @@ func TestAdmission(t *testing.T) {
 		require.NoError(t, f.admit())
 		require.Equal(t, 0, open())
 		late := f.accept("late")
-		require.Equal(t, 1, f.count(`SELECT count(*) FROM run WHERE ready_at IS NOT NULL`))
+		require.Equal(t, 20, f.count(`SELECT count(*) FROM run WHERE ready_at IS NOT NULL`))
 		_, runs := f.started(worker, 21)
 		require.Equal(t, late.RunID, runs[20].ID)
 		for _, r := range runs {
 			_, err := f.runs.Advance(f.ctx, r, Advance{End: completed()})
 			require.NoError(t, err)
 		}
-		f.admitter.told = time.Time{} // it counts once a second
+		f.admitter.counted = time.Time{} // it counts once a second
 		require.NoError(t, f.admit())
 		require.Equal(t, 1, open())
+	})
+	t.Run("ABurstIsNotAdmittedWhole", func(t *testing.T) { // between two looks of the admitter
+		t.Parallel()
+		f := setup(t)
+		f.worker()
+		f.exec(`UPDATE worker SET queue_slots = array_fill(8, ARRAY[cardinality(queues)])`)
+		require.NoError(t, f.admit())
+		f.waiting("default", 40)
+		require.Len(t, f.fetched(), 9, "eight slots, and what the fleet starts soon")
+		require.Equal(t, 31, f.count(`SELECT count(*) FROM run WHERE ready_at IS NOT NULL`))
+	})
+	t.Run("OnlySoManyMayWait", func(t *testing.T) {
+		t.Parallel()
+		f := setup(t)
+		f.exec(`UPDATE queue SET max_waiting = 5, open = false`)
+		accepted := make([]bool, 40)
+		f.parallel(40, func(i int) error {
+			_, err := f.runs.Accept(f.ctx, f.params(fmt.Sprint("s", i)))
+			accepted[i] = err == nil
+			if _, full := errors.AsType[*FullError](err); full {
+				return nil
+			}
+			return err
+		})
+		n := f.count(`SELECT count(*) FROM run`)
+		require.GreaterOrEqual(t, n, 5)
+		require.LessOrEqual(t, n, 10, "each of the two writers sees what the other has committed")
+		require.Equal(t, n, f.count(`SELECT count(*) FROM session`))
 	})
 	t.Run("AFastPathWhoseAdmitterIsGoneIsClosed", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		f.exec(`UPDATE queue SET open = true, looked_at = clock_timestamp() - interval '6 seconds'`)
+		f.exec(`UPDATE queue SET open = true, free = 100, looked_at = clock_timestamp() - interval '6 seconds'`)
 		f.accept("s")
 		require.Empty(t, f.fetched())
 	})
@@ -167,7 +196,7 @@ func TestAdmission(t *testing.T) {
 		three := 3
 		f.tenant("capped", 1, &three)
 		f.tenant("free", 1, nil)
-		f.exec(`UPDATE queue SET open = true, looked_at = 'infinity'`) // also while others take the fast path
+		f.exec(`UPDATE queue SET open = true, free = 1000000, looked_at = 'infinity'`) // also while others take the fast path
 		f.waiting("capped", 12)
 		f.waiting("free", 5)
 		worker := f.worker()
@@ -329,7 +358,7 @@ func TestVirtualTime(t *testing.T) {
 	t.Parallel()
 	q := &admissionQueue{name: "turns", virtual: map[string]float64{}}
 	flowOf := func(tenant string, weight float64) *flow {
-		return &flow{flowKey{"turns", tenant, "a"}, weight, -1, -1, epoch0}
+		return &flow{flowKey{"turns", tenant, "a"}, weight, -1, -1}
 	}
 	a, b := flowOf("a", 1), flowOf("b", 1)
 	q.nextUp([]*flow{a}, 10)

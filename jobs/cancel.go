@@ -168,7 +168,7 @@ func (r *Runs) tryEndTree(ctx context.Context, h Ref, ends func(uuid.UUID) bool,
 		return 0, err
 	}
 	defer conn.Release()
-	u := newUnit()
+	u := r.committer.newUnit()
 	// Sessions are locked before runs, and which they are is known only with
 	// the root locked: so the tree is read first, locked, and read again.
 	parents := map[uuid.UUID]uuid.UUID{} // of all runs: one that ended may have children that did not

@@ -55,6 +55,7 @@ type committer struct {
 	seed    maphash.Seed
 	giveUp  time.Duration
 	warm    warmRows
+	fast    fastPath
 	pooled  bool          // a connection keeps no settings
 	done    chan struct{} // closed by close: nothing is taken any more
 	ended   chan struct{} // closed when everything is answered
@@ -365,8 +366,7 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 		return nil, nil, err
 	}
 	defer conn.Release()
-	u = newUnit()
-	u.pooled = c.pooled
+	u = c.newUnit()
 	defer func() {
 		if p := recover(); p != nil { // a bug in an op must not take the process and its other runs along
 			rollback(conn)
@@ -417,6 +417,12 @@ func (c *committer) unit(items []*item, wait time.Duration) (u *unit, errs []err
 	return u, errs, nil
 }
 
+func (c *committer) newUnit() *unit {
+	u := newUnit()
+	u.pooled, u.fast = c.pooled, &c.fast
+	return u
+}
+
 // change makes a unit of ops: on rows that are known, if it can; else it loads
 // what they need, lets them judge and writes what they changed.
 func (c *committer) change(ctx context.Context, conn *pgx.Conn, items []*item, wait time.Duration) (u *unit, errs []error, uncertain bool, err error) {
@@ -426,8 +432,7 @@ func (c *committer) change(ctx context.Context, conn *pgx.Conn, items []*item, w
 			return u, errs, uncertain, err
 		}
 	}
-	u = newUnit()
-	u.pooled = c.pooled
+	u = c.newUnit()
 	var n needs
 	for _, it := range items {
 		it.op.needs(&n)

@@ -159,7 +159,7 @@ func (u *unit) promote(s *sessionRow) {
 	id := t.header.ID
 	if t.row != nil {
 		id = t.row.ID
-		u.enqueue(t.row)
+		u.enqueue(t.row, u.starts(t.row))
 	} else if h := t.header; u.gate.admits(h.Queue, h.TenantID, h.Agent) {
 		u.admitted = append(u.admitted, id)
 		u.nudges = append(u.nudges, nudge{id, h.Kind, h.Queue})
@@ -185,5 +185,5 @@ func (u *unit) wake(r *runRow, by db.WaitKind) {
 		return
 	}
 	u.waitDrop = append(u.waitDrop, r.ID)
-	u.enqueue(r)
+	u.enqueue(r, u.starts(r))
 }

@@ -15,6 +15,7 @@ const (
 	metricsTTL     = time.Second     // scrapes within it share one look at the database
 	metricsTimeout = 3 * time.Second // of that look
 	metricsExact   = 10_000          // rows that are counted; beyond, statistics tell how many there are
+	metricsFlows   = 1000            // of those that wait, whose ages are read
 	metricsPages   = 500             // of table run that are read to count what has ended
 )
 
@@ -199,7 +200,7 @@ func (m *Metrics) look(ctx context.Context) (*depths, error) {
 		for _, r := range final {
 			d.runs[kindState{r.Kind, r.State}] += float64(r.N) / share
 		}
-		admission, err := q.MetricAdmission(ctx, tx)
+		admission, err := q.MetricAdmission(ctx, tx, db.MetricAdmissionParams{MaxFlows: metricsFlows, MaxRows: metricsExact})
 		if err != nil {
 			return err
 		}

@@ -152,7 +152,7 @@ func (w *world) begin() {
 			w.claimJob(m, w.hosts[i], 0)
 		})
 	}
-	_, err := w.machines[0].pool.Exec(w.ctx, `UPDATE queue SET open = true, looked_at = 'infinity'`)
+	_, err := w.machines[0].pool.Exec(w.ctx, `UPDATE queue SET open = true, free = 1000000, looked_at = 'infinity'`)
 	w.note(err, nil, "queues are open")
 	w.atOnce(false, ops)
 	for _, h := range w.hands {

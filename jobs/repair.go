@@ -180,7 +180,7 @@ func (o *expireOp) apply(u *unit) error {
 	if o.done {
 		r.WakeSeq++
 		u.waitDrop = append(u.waitDrop, r.ID)
-		u.enqueue(r)
+		u.enqueue(r, u.starts(r))
 	}
 	return nil
 }

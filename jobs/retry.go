@@ -122,7 +122,7 @@ func (o *retryOp) apply(u *unit) (err error) {
 	}
 	run.RequestSeq = u.event(s, run.ID, Event{EventRequest, o.old.Input})
 	o.out = Accepted{RunID: run.ID, SessionID: s.ID, ConversationRef: s.ConversationRef, Agent: run.Agent, Seq: run.RequestSeq}
-	u.enlist(s, run, &o.out)
+	u.enlist(s, run, &o.out, s.HeadRunID == nil && u.starts(run))
 	u.newRuns = append(u.newRuns, run)
 	u.put.copies.OldIds, u.put.copies.NewIds = append(u.put.copies.OldIds, old.ID), append(u.put.copies.NewIds, run.ID)
 	stored, err := json.Marshal(o.out)

@@ -69,7 +69,7 @@ func machine(t testing.TB, url string, configure ...func(*pgxpool.Config)) *fixt
 	require.NoError(t, err)
 	t.Cleanup(hot.Close)
 	// No admitter works here: the queues stay open.
-	_, err = pool.Exec(context.Background(), `UPDATE queue SET open = true, looked_at = 'infinity'`)
+	_, err = pool.Exec(context.Background(), `UPDATE queue SET open = true, free = 1000000, looked_at = 'infinity'`)
 	require.NoError(t, err)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	ctx, cancel := context.WithCancel(context.Background())

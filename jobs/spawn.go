@@ -121,7 +121,7 @@ func (o *spawnOp) apply(u *unit) error {
 	child.RequestSeq = u.event(s, child.ID, Event{EventRequest, o.input})
 	s.turns++
 	var out Accepted
-	u.enlist(s, child, &out)
+	u.enlist(s, child, &out, s.HeadRunID == nil && u.starts(child))
 	u.newRuns = append(u.newRuns, child)
 	parent.OpenChildren++
 	parent.Steps, parent.ModelCalls = o.parent.done+1, o.parent.ModelCalls

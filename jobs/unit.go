@@ -63,7 +63,8 @@ type unit struct {
 	clock time.Time // clock_timestamp(), for nudges
 	xid   string
 
-	pooled bool // the connection keeps no settings
+	pooled bool      // the connection keeps no settings
+	fast   *fastPath // of the process
 
 	runs     map[uuid.UUID]*runRow
 	sessions map[uuid.UUID]*sessionRow
@@ -258,7 +259,7 @@ func (u *unit) load(ctx context.Context, conn *pgx.Conn, n *needs, wait time.Dur
 		return err
 	}
 
-	u.gate = readGate(gates)
+	u.gate = readGate(gates, u.fast)
 	u.hold(sessions, runs)
 	u.created = created
 	for _, id := range created {

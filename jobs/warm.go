@@ -135,10 +135,8 @@ func (c *committer) changeWarm(ctx context.Context, conn *pgx.Conn, items []*ite
 	for _, r := range u.runs {
 		runs.Ids, runs.Versions = append(runs.Ids, r.ID), append(runs.Versions, r.Version)
 	}
-	for _, it := range items {
-		if it.op.apply(u) != nil {
-			return nil, false, nil
-		}
+	if slices.ContainsFunc(items, func(it *item) bool { return it.op.apply(u) != nil }) {
+		return nil, false, nil // who refuses has to see the rows themselves
 	}
 	if len(u.nudges) > 0 || u.changes.ready {
 		return nil, false, nil

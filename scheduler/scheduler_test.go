@@ -42,7 +42,7 @@ func setup(t *testing.T) *fixture {
 	require.NoError(t, err)
 	hot, err := db.OpenHot(f.ctx, url, func(c *pgxpool.Config) { c.MaxConns = 4 })
 	require.NoError(t, err)
-	f.exec(`UPDATE queue SET open = true, looked_at = 'infinity'`) // no admitter works here
+	f.exec(`UPDATE queue SET open = true, free = 1000000, looked_at = 'infinity'`) // no admitter works here
 	b := bus.New(f.pool, f.pool.Config().ConnConfig, f.log)
 	done := make(chan struct{})
 	go func() { defer close(done); b.Run(f.ctx) }()

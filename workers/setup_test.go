@@ -48,7 +48,7 @@ func setup(t *testing.T) *fixture {
 	require.NoError(t, err)
 	hot, err := db.OpenHot(f.ctx, url, func(c *pgxpool.Config) { c.MaxConns = 4 })
 	require.NoError(t, err)
-	_, err = f.pool.Exec(f.ctx, `UPDATE queue SET open = true, looked_at = 'infinity'`) // no admitter works here
+	_, err = f.pool.Exec(f.ctx, `UPDATE queue SET open = true, free = 1000000, looked_at = 'infinity'`) // no admitter works here
 	require.NoError(t, err)
 	f.bus = bus.New(f.pool, f.pool.Config().ConnConfig, f.log)
 	busDone := make(chan struct{})

@@ -373,6 +373,9 @@ func (c *config) check() error {
 		if err != nil {
 			return usagef("--queues: %v", err)
 		}
+		if slices.ContainsFunc(c.queues, func(q workers.Queue) bool { return q.Name == queue.Name }) {
+			return usagef("--queues: %s is there twice", queue.Name)
+		}
 		c.queues = append(c.queues, queue)
 	}
 	for _, d := range []struct {
@@ -382,6 +385,9 @@ func (c *config) check() error {
 		if d.value < 0 {
 			return usagef("--%s must not be negative", flagName(d.key))
 		}
+	}
+	if keep := c.Retention.Runs; keep > 0 && keep < 24*time.Hour {
+		return usagef("--retention-runs must be 0 or at least 24h: idempotency keys answer as long")
 	}
 	// A worker gives up at three quarters of its lease, so at least two
 	// heartbeats must fit.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -152,6 +153,9 @@ func newTenantSet() *cobra.Command {
 	}, func(cmd *cobra.Command, r *remote, args []string) error {
 		members := map[string]any{}
 		if cmd.Flags().Changed("weight") {
+			if math.IsNaN(weight) || math.IsInf(weight, 0) {
+				return usagef("--weight must be a number")
+			}
 			members["weight"] = weight
 		}
 		if running != "" {

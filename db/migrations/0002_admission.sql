@@ -33,15 +33,11 @@ CREATE TABLE IF NOT EXISTS queue (
     paused_at   timestamptz,
     max_running int,                                   -- of the whole fleet; NULL: what its slots allow
     max_waiting int,                                   -- runs that may wait for admission; NULL: no limit
-    -- What the admitter saw last. Whoever accepts admits at once while the queue is
-    -- open and the admitter alive.
+    -- What the admitter says. Whoever accepts admits at once while the queue is
+    -- open, the admitter alive and free not used up.
     open        bool        NOT NULL DEFAULT false,
-    is_full     bool        NOT NULL DEFAULT false,    -- max_waiting is reached
+    free        int         NOT NULL DEFAULT 0,        -- runs that each process may admit until the next look
     looked_at   timestamptz NOT NULL DEFAULT '-infinity',
-    waiting     bigint      NOT NULL DEFAULT 0,        -- for admission; counted up to 10,000
-    oldest_at   timestamptz,                           -- since when the one has waited that waits longest
-    running     bigint      NOT NULL DEFAULT 0,
-    slots       bigint      NOT NULL DEFAULT 0,        -- of all live workers
     CONSTRAINT queue_pkey PRIMARY KEY (name),
     CONSTRAINT queue_max_running_range CHECK (max_running >= 0),
     CONSTRAINT queue_max_waiting_range CHECK (max_waiting >= 0)
@@ -49,5 +45,15 @@ CREATE TABLE IF NOT EXISTS queue (
 INSERT INTO queue (name) VALUES ('turns'), ('turns_bg'), ('spawns'), ('graphs'), ('gates'), ('memory'), ('delivery'), ('suspect')
 ON CONFLICT DO NOTHING;
 
--- For autoscalers: one row of each queue, never a count.
-CREATE OR REPLACE VIEW weir_backlog AS SELECT name AS queue, waiting, running, slots FROM queue;
+-- What autoscalers ask, and operators: right also while no process of ours
+-- lives. What waits is counted up to 10,000.
+CREATE OR REPLACE VIEW weir_backlog AS
+SELECT q.name AS queue,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                              LIMIT 10000) r)
+       + (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name LIMIT 10000) r) AS waiting,
+       (SELECT count(*) FROM run r WHERE r.state = 'running' AND r.queue = q.name) AS running,
+       (SELECT coalesce(sum(w.queue_slots[array_position(w.queues, q.name)]), 0)
+        FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues)
+          AND w.heartbeat_at > clock_timestamp() - w.lease_ms * interval '1 millisecond') AS slots
+FROM queue q;

@@ -1,14 +1,18 @@
 -- name: UnitGate :many
--- What may be admitted without the admitter: the open queues; not of tenants
--- and agents with a limit, whose number is bounded.
-SELECT 'open'::text AS what, q.name AS scope, ''::text AS name FROM queue q
-WHERE q.open AND q.paused_at IS NULL AND q.max_running IS NULL AND q.looked_at > clock_timestamp() - interval '5 seconds'
+-- What may be admitted without the admitter: so many of the open queues since
+-- the look at version; not of tenants and agents with a limit, whose number is
+-- bounded. And how many more may wait, where that is limited.
+SELECT 'open'::text AS what, q.name AS scope, ''::text AS name, q.free AS n, extract(epoch FROM q.looked_at)::float8 AS version FROM queue q
+WHERE q.open AND q.paused_at IS NULL AND q.max_running IS NULL AND q.looked_at > clock_timestamp() - interval '3 seconds'
 UNION ALL
-SELECT 'full', q.name, '' FROM queue q WHERE q.is_full AND q.max_waiting IS NOT NULL
+SELECT 'wait', q.name, '', q.max_waiting
+       - (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                                LIMIT q.max_waiting) r)::int, 0
+FROM queue q WHERE q.max_waiting IS NOT NULL
 UNION ALL
-(SELECT 'tenant', t.id, '' FROM tenant t WHERE t.max_running IS NOT NULL LIMIT 201)
+(SELECT 'tenant', t.id, '', 0, 0 FROM tenant t WHERE t.max_running IS NOT NULL LIMIT 201)
 UNION ALL
-(SELECT 'agent', a.tenant_id, a.name FROM agent a WHERE a.max_running IS NOT NULL LIMIT 201);
+(SELECT 'agent', a.tenant_id, a.name, 0, 0 FROM agent a WHERE a.max_running IS NOT NULL LIMIT 201);
 
 -- name: UnitRunReady :exec
 -- The next turns of lanes, which UnitLaneNext has locked, wait for admission.
@@ -18,12 +22,14 @@ UPDATE run SET ready_at = clock_timestamp() WHERE id = ANY (@ids::uuid[]);
 -- Every queue with what River still holds of it, counted up to a bound, and the
 -- live workers that serve it.
 SELECT q.name, (q.paused_at IS NOT NULL)::bool AS paused, coalesce(q.max_running, -1)::int AS max_running, coalesce(q.max_waiting, -1)::int AS max_waiting,
-       q.open, q.is_full,
+       q.open, q.free,
        (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name
                               LIMIT @bound) r)::bigint AS unclaimed,
-       (SELECT count(*) FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues))::bigint AS workers,
+       (SELECT count(*) FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues)
+          AND w.heartbeat_at > clock_timestamp() - w.lease_ms * interval '1 millisecond')::bigint AS workers,
        (SELECT coalesce(sum(w.queue_slots[array_position(w.queues, q.name)]), 0)
-        FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues))::bigint AS slots
+        FROM worker w WHERE w.state = 'live' AND w.wanted IS NULL AND NOT w.solitary AND q.name = ANY (w.queues)
+          AND w.heartbeat_at > clock_timestamp() - w.lease_ms * interval '1 millisecond')::bigint AS slots
 FROM queue q ORDER BY q.name;
 
 -- name: AdmissionFlows :many
@@ -39,7 +45,7 @@ WITH RECURSIVE flow AS (
           AND (r.queue, r.tenant_id, r.agent) > (f.queue, f.tenant_id, f.agent)
         ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1) n
 )
-SELECT f.queue, f.tenant_id, f.agent, f.ready_at, coalesce(t.weight, 1)::float8 AS weight, coalesce(t.max_running, -1)::int AS tenant_max,
+SELECT f.queue, f.tenant_id, f.agent, coalesce(t.weight, 1)::float8 AS weight, coalesce(t.max_running, -1)::int AS tenant_max,
        coalesce(a.max_running, -1)::int AS agent_max
 FROM flow f LEFT JOIN tenant t ON t.id = f.tenant_id LEFT JOIN agent a ON a.tenant_id = f.tenant_id AND a.name = f.agent;
 
@@ -68,42 +74,47 @@ SELECT h.queue::text AS queue, h.tenant_id, h.agent, count(*) AS n FROM (
           SELECT queue, kind, tenant_id, agent FROM run WHERE state = 'queued' AND admitted_at IS NOT NULL) r) h
 GROUP BY h.queue, h.tenant_id, h.agent;
 
+-- name: AdmissionXact :one
+-- Gives the transaction its number, by which a pause waits for it.
+SELECT pg_current_xact_id()::text AS xid;
+
 -- name: AdmissionAdmit :many
--- Admits those among the runs that still wait and that nobody holds. It locks
--- and judges by the same rows alone.
+-- Admits those among the runs that still wait and that nobody holds, and whose
+-- queue was not paused before the transaction had its number.
 UPDATE run r SET admitted_at = weir_now(), nudged_at = clock_timestamp(), ready_at = NULL
 FROM (SELECT q.id FROM run q
       WHERE q.id = ANY (@ids::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
+        AND NOT EXISTS (SELECT FROM queue p WHERE p.name = q.queue AND p.paused_at IS NOT NULL)
       ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
 WHERE r.id = c.id
 RETURNING r.id, r.kind;
 
 -- name: AdmissionGate :exec
-UPDATE queue q SET open = g.open, is_full = g.is_full, looked_at = clock_timestamp(), slots = g.slots,
-    oldest_at = nullif(g.oldest_at, 'epoch'::timestamptz)
-FROM (SELECT unnest(@names::text[]) AS name, unnest(@opens::bool[]) AS open, unnest(@fulls::bool[]) AS is_full,
-             unnest(@slots::bigint[]) AS slots, unnest(@oldest_ats::timestamptz[]) AS oldest_at) g
+UPDATE queue q SET open = g.open, free = g.free, looked_at = clock_timestamp()
+FROM (SELECT unnest(@names::text[]) AS name, unnest(@opens::bool[]) AS open, unnest(@frees::int[]) AS free) g
 WHERE q.name = g.name;
 
--- name: AdmissionCount :many
--- Notes how much waits, counted up to a bound, and runs.
-WITH running AS MATERIALIZED (SELECT queue, count(*) AS n FROM run WHERE state = 'running' GROUP BY queue), c AS (
-    SELECT n.name, coalesce((SELECT r.n FROM running r WHERE r.queue = n.name), 0)::bigint AS running,
-           (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
-                                    AND r.queue = n.name LIMIT @bound) w)::bigint AS waiting
-    FROM queue n)
-UPDATE queue q SET running = c.running, waiting = c.waiting FROM c WHERE q.name = c.name
-RETURNING q.name, q.running, q.waiting;
+-- name: AdmissionRunning :many
+SELECT queue, count(*) AS n FROM run WHERE state = 'running' GROUP BY queue;
 
 -- name: QueueList :many
-SELECT q.name, q.paused_at, q.max_running, q.max_waiting, q.open, q.waiting, q.running, q.slots,
+SELECT q.name, q.paused_at, q.max_running, q.max_waiting, (q.open AND q.looked_at > clock_timestamp() - interval '3 seconds')::bool AS open,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                              LIMIT 10000) r)::bigint AS waiting,
        (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.admitted_at IS NOT NULL AND r.queue = q.name
                               LIMIT 10000) r)::bigint AS admitted,
-       coalesce(extract(epoch FROM clock_timestamp() - q.oldest_at), 0)::float8 AS oldest_seconds
-FROM queue q ORDER BY q.name;
+       b.running::bigint AS running, b.slots::bigint AS slots
+FROM queue q JOIN weir_backlog b ON b.queue = q.name ORDER BY q.name;
 
 -- name: QueuePause :execrows
 UPDATE queue SET paused_at = coalesce(paused_at, clock_timestamp()), open = false WHERE name = @name;
+
+-- name: XactNow :one
+SELECT pg_current_xact_id()::text AS xid;
+
+-- name: XactsBefore :one
+-- Whether a transaction that writes began before this one and has not ended.
+SELECT (pg_snapshot_xmin(pg_current_snapshot()) < (@xid::text)::xid8)::bool AS going_on;
 
 -- name: QueueResume :execrows
 UPDATE queue SET paused_at = NULL WHERE name = @name;

@@ -32,8 +32,25 @@ SELECT kind, state, count(*) AS n FROM run TABLESAMPLE SYSTEM (@percent::float4)
 WHERE state >= 'completed' GROUP BY kind, state;
 
 -- name: MetricAdmission :many
--- What the admitter has noted of each queue.
-SELECT name, waiting, (paused_at IS NOT NULL)::bool AS paused, coalesce(extract(epoch FROM clock_timestamp() - oldest_at), 0)::float8 AS oldest_seconds FROM queue;
+-- What waits for admission in each queue, counted up to a bound, and how long
+-- the heads of its flows have waited.
+WITH RECURSIVE flow AS (
+    (SELECT r.queue, r.tenant_id, r.agent, r.ready_at, 1 AS n FROM run r
+     WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+     ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.tenant_id, n.agent, n.ready_at, f.n + 1 FROM flow f CROSS JOIN LATERAL (
+        SELECT r.queue, r.tenant_id, r.agent, r.ready_at FROM run r
+        WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL
+          AND (r.queue, r.tenant_id, r.agent) > (f.queue, f.tenant_id, f.agent)
+        ORDER BY r.queue, r.tenant_id, r.agent, r.ready_at LIMIT 1) n
+    WHERE f.n < sqlc.arg('max_flows')::int
+)
+SELECT q.name, (q.paused_at IS NOT NULL)::bool AS paused,
+       (SELECT count(*) FROM (SELECT FROM run r WHERE r.state = 'queued' AND r.ready_at IS NOT NULL AND r.admitted_at IS NULL AND r.queue = q.name
+                              LIMIT sqlc.arg('max_rows')::int) r)::bigint AS waiting,
+       coalesce((SELECT extract(epoch FROM clock_timestamp() - min(f.ready_at)) FROM flow f WHERE f.queue = q.name), 0)::float8 AS oldest_seconds
+FROM queue q;
 
 -- name: MetricWorkers :many
 SELECT state, count(*) AS n FROM worker WHERE state IN ('live', 'draining', 'dead') GROUP BY state;

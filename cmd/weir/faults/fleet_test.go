@@ -195,7 +195,6 @@ type message struct {
 	session, text string
 	answer        string   // of a turn that completes
 	ends          []string // states; nil means completed
-	token         string   // of another tenant
 }
 
 // send hands a message over and returns its run.
