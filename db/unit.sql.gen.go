@@ -1730,7 +1730,9 @@ func (q *Queries) UnitWorkerShare(ctx context.Context, db DBTX, ids []uuid.UUID)
 const unitXactStatus = `-- name: UnitXactStatus :one
 SELECT coalesce(pg_xact_status(($1::text)::xid8), 'unknown')::text AS status,
        (greatest(pg_postmaster_start_time(), (to_jsonb(pg_control_checkpoint()) ->> 'checkpoint_time')::timestamptz + interval '1 second')
-        > $2::timestamptz)::bool AS restarted
+        > $2::timestamptz
+        OR left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+           <> upper(lpad(to_hex((to_jsonb(pg_control_checkpoint()) ->> 'timeline_id')::int), 8, '0')))::bool AS restarted
 `
 
 type UnitXactStatusParams struct {
@@ -1746,7 +1748,8 @@ type UnitXactStatusRow struct {
 // What became of a commit whose answer was lost. restarted says that the server
 // may have recovered from a crash since, and given the transaction's number
 // away again: it was started, or a crashed backend took the others along, which
-// ends in a checkpoint.
+// ends in a checkpoint; or it is a replica that was promoted, which is on
+// another timeline than its last checkpoint until it has made one.
 func (q *Queries) UnitXactStatus(ctx context.Context, db DBTX, arg UnitXactStatusParams) (UnitXactStatusRow, error) {
 	row := db.QueryRow(ctx, unitXactStatus, arg.Xid, arg.Since)
 	var i UnitXactStatusRow

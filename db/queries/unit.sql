@@ -315,10 +315,13 @@ ORDER BY r.depth, r.id;
 -- What became of a commit whose answer was lost. restarted says that the server
 -- may have recovered from a crash since, and given the transaction's number
 -- away again: it was started, or a crashed backend took the others along, which
--- ends in a checkpoint.
+-- ends in a checkpoint; or it is a replica that was promoted, which is on
+-- another timeline than its last checkpoint until it has made one.
 SELECT coalesce(pg_xact_status((@xid::text)::xid8), 'unknown')::text AS status,
        (greatest(pg_postmaster_start_time(), (to_jsonb(pg_control_checkpoint()) ->> 'checkpoint_time')::timestamptz + interval '1 second')
-        > @since::timestamptz)::bool AS restarted;
+        > @since::timestamptz
+        OR left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+           <> upper(lpad(to_hex((to_jsonb(pg_control_checkpoint()) ->> 'timeline_id')::int), 8, '0')))::bool AS restarted;
 
 -- name: UnitEventExists :one
 SELECT EXISTS (SELECT FROM event WHERE session_id = @session_id AND seq = @seq AND run_id = @run_id AND type = (@type::text)::event_type);
