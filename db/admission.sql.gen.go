@@ -15,7 +15,7 @@ import (
 const admissionAdmit = `-- name: AdmissionAdmit :many
 UPDATE run r SET admitted_at = weir_now(), nudged_at = clock_timestamp(), ready_at = NULL
 FROM (SELECT q.id FROM run q
-      WHERE q.id = ANY ($1::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
+      WHERE q.id = ANY ($1::uuid[]) AND q.state::text = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
         AND NOT EXISTS (SELECT FROM queue p WHERE p.name = q.queue AND p.paused_at IS NOT NULL)
       ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
 WHERE r.id = c.id

@@ -30,10 +30,9 @@ func Open(ctx context.Context, url string, configure func(*pgxpool.Config)) (*pg
 	return pgxpool.NewWithConfig(ctx, c)
 }
 
-// OpenHot makes the pool of a committer or of a worker. Its statements find rows
-// by key, many at once; the planner, which keeps the plan it made when a table
-// was small or without statistics, is told to use the indexes whatever it
-// believes.
+// OpenHot makes the pool of a committer. Its statements find rows by key, many
+// at once; the planner, which keeps the plan it made when a table was small or
+// without statistics, is told to use the indexes whatever it believes.
 func OpenHot(ctx context.Context, url string, configure func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	return Open(ctx, url, func(c *pgxpool.Config) {
 		hot(c.ConnConfig)

@@ -44,7 +44,7 @@ SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
 FROM (SELECT q.id, w.id AS worker_id
       FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::uuid[]) AS worker_id) u
       JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
-      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      WHERE q.state::text = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
       ORDER BY q.depth, q.id
       FOR NO KEY UPDATE OF q SKIP LOCKED) c
 WHERE r.id = c.id
@@ -85,7 +85,9 @@ type UnitClaimRow struct {
 
 // Makes workers, which UnitWorkerShare has locked, the owners of admitted runs,
 // but of those that others hold. It locks and judges by the same row alone. The
-// stored steps tell how far a run is that was claimed before.
+// stored steps tell how far a run is that was claimed before. The state is
+// compared as text, here and where runs are admitted, so that no plan reads the
+// whole of a partial index that was empty when it was made.
 func (q *Queries) UnitClaim(ctx context.Context, db DBTX, arg UnitClaimParams) ([]UnitClaimRow, error) {
 	rows, err := db.Query(ctx, unitClaim, arg.Ids, arg.WorkerIds)
 	if err != nil {
@@ -140,7 +142,7 @@ SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
 FROM (SELECT q.id, w.id AS worker_id
       FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::uuid[]) AS worker_id) u
       JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
-      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      WHERE q.state::text = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
       ORDER BY q.depth, q.id
       FOR NO KEY UPDATE OF q) c
 WHERE r.id = c.id
@@ -224,7 +226,7 @@ func (q *Queries) UnitClaimWait(ctx context.Context, db DBTX, arg UnitClaimWaitP
 }
 
 const unitClaimable = `-- name: UnitClaimable :many
-SELECT id FROM run WHERE id = ANY ($1::uuid[]) AND state = 'queued' AND admitted_at IS NOT NULL
+SELECT id FROM run WHERE id = ANY ($1::uuid[]) AND state::text = 'queued' AND admitted_at IS NOT NULL
 `
 
 // Which runs may still be claimed.

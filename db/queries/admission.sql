@@ -83,7 +83,7 @@ SELECT pg_current_xact_id()::text AS xid;
 -- queue was not paused before the transaction had its number.
 UPDATE run r SET admitted_at = weir_now(), nudged_at = clock_timestamp(), ready_at = NULL
 FROM (SELECT q.id FROM run q
-      WHERE q.id = ANY (@ids::uuid[]) AND q.state = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
+      WHERE q.id = ANY (@ids::uuid[]) AND q.state::text = 'queued' AND q.ready_at IS NOT NULL AND q.admitted_at IS NULL
         AND NOT EXISTS (SELECT FROM queue p WHERE p.name = q.queue AND p.paused_at IS NOT NULL)
       ORDER BY q.depth, q.id FOR NO KEY UPDATE SKIP LOCKED) c
 WHERE r.id = c.id

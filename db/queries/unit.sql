@@ -110,7 +110,9 @@ FOR NO KEY UPDATE SKIP LOCKED;
 -- name: UnitClaim :many
 -- Makes workers, which UnitWorkerShare has locked, the owners of admitted runs,
 -- but of those that others hold. It locks and judges by the same row alone. The
--- stored steps tell how far a run is that was claimed before.
+-- stored steps tell how far a run is that was claimed before. The state is
+-- compared as text, here and where runs are admitted, so that no plan reads the
+-- whole of a partial index that was empty when it was made.
 UPDATE run r
 SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
     started_at = coalesce(r.started_at, weir_now()),
@@ -121,7 +123,7 @@ SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
 FROM (SELECT q.id, w.id AS worker_id
       FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@worker_ids::uuid[]) AS worker_id) u
       JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
-      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      WHERE q.state::text = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
       ORDER BY q.depth, q.id
       FOR NO KEY UPDATE OF q SKIP LOCKED) c
 WHERE r.id = c.id
@@ -141,7 +143,7 @@ SET state = 'running', worker_id = c.worker_id, epoch = r.epoch + 1, nudges = 0,
 FROM (SELECT q.id, w.id AS worker_id
       FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@worker_ids::uuid[]) AS worker_id) u
       JOIN run q ON q.id = u.id JOIN worker w ON w.id = u.worker_id
-      WHERE q.state = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
+      WHERE q.state::text = 'queued' AND q.admitted_at IS NOT NULL AND w.state = 'live'
       ORDER BY q.depth, q.id
       FOR NO KEY UPDATE OF q) c
 WHERE r.id = c.id
@@ -151,7 +153,7 @@ RETURNING r.id, r.tenant_id, r.kind, r.epoch, r.wake_seq, r.root_run_id, r.paren
 
 -- name: UnitClaimable :many
 -- Which runs may still be claimed.
-SELECT id FROM run WHERE id = ANY (@ids::uuid[]) AND state = 'queued' AND admitted_at IS NOT NULL;
+SELECT id FROM run WHERE id = ANY (@ids::uuid[]) AND state::text = 'queued' AND admitted_at IS NOT NULL;
 
 -- name: UnitRunSession :many
 -- What a claimed run has to know of its session.
