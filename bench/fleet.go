@@ -221,7 +221,7 @@ func (b *bench) fleetAdmissions(ctx context.Context, s seeding) error {
 		return err
 	}
 	if _, err := d.pool.Exec(ctx, `INSERT INTO worker (id, hostname, pid, version, queues, queue_slots, slots, lease_ms)
-		VALUES (gen_random_uuid(), 'bench', 1, 'bench', '{turns}', '{1000}', 1000, 1)`); err != nil {
+		VALUES (gen_random_uuid(), 'bench', 1, 'bench', '{turns}', '{1000}', 1000, 3600000)`); err != nil {
 		return err
 	}
 	admitter := a.runs.NewAdmitter()
